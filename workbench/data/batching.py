@@ -37,10 +37,8 @@ class Row(NamedTuple):
 
     input_ids: Indices
     supervised: npt.NDArray[np.bool_]
-    source: int = 0
-    """Number of first tokens that an encoder reads; 0 without a separate decoder."""
-    digest: int = 0
-    """Hash of the row's content, by which random masks know it wherever it stands."""
+    source: int = 0  # number of first tokens that an encoder reads; 0 without a separate decoder
+    digest: int = 0  # hash of the row's content, by which random masks know it wherever it stands
 
 
 ON_HOST = ("row_lengths", "row_owners", "prefix_tokens")
@@ -97,16 +95,11 @@ class MicroBatch:
     @property
     def width(self) -> int:
         """Padded tokens of each row of text, L; of a decoder where there is one."""
-        ids_BL = self.inputs.get("decoder_input_ids", self.inputs["input_ids"])
-        return ids_BL.shape[1]
+        return self.inputs.get("decoder_input_ids", self.inputs["input_ids"]).shape[1]
 
     def numbered(self, indices: Indices, lengths: Indices) -> tuple[Indices, Indices | None]:
-        """Numbers of the rows for what draws by row, and their tokens where they are known.
-
-        Args:
-            indices: The examples of the batch.
-            lengths: Tokens of every example.
-        """
+        """Numbers of the rows for what draws by row, and their tokens where they are known. `indices`: the examples of
+        the batch. `lengths`: tokens of every example."""
         if self.sequences == 1:
             return indices, lengths[indices]
         rows: Indices = (indices[:, None] * self.sequences + np.arange(self.sequences)).ravel()
@@ -185,11 +178,7 @@ class Examples(Protocol):
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
         """The same examples as step `step`, in pass `epoch`, reads them: rewritten or cut, with their lengths then.
-
-        Args:
-            step: From 0.
-            steps: Optimizer steps of the run; None where a budget alone ends it.
-        """
+        `step`: from 0. `steps`: optimizer steps of the run; None where a budget alone ends it."""
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The examples `indices`, padded, as they are in pass `epoch` over the data."""
@@ -200,7 +189,6 @@ class WholeRows:
 
     @property
     def difficulty(self) -> Floats | None:
-        """How hard each row is, higher is harder; None where it is not known."""
         return None
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:

@@ -71,7 +71,7 @@ def hold_out(strata: Strata, *, groups: Iterable[str], share: float, seed: int) 
     target_C = [max(1, round(share * total[name])) for name in names]
     taken_C, held_out_G = [0] * len(names), np.zeros(int(group_N.max(initial=-1)) + 1, dtype=bool)
     for number in range(len(names)):
-        order = counts.groups_with(number)
+        order = counts.group_P[counts.class_P == number].tolist()
         for strict in (True, False):  # at first no class may exceed its share, then only this one may not
             for group in order:
                 if taken_C[number] >= target_C[number]:
@@ -102,11 +102,6 @@ class _Counts(NamedTuple):
         pairs_P, rows_P = np.unique(np.repeat(group_N, repeats_N) * len(names) + class_P, return_counts=True)
         return cls(*np.divmod(pairs_P, max(1, len(names))), rows_P)
 
-    def groups_with(self, number: int) -> list[int]:
-        """Groups that have a class."""
-        groups: list[int] = self.group_P[self.class_P == number].tolist()
-        return groups
-
     def of_group(self, group: int) -> Iterator[tuple[int, int]]:
         """The classes of a group, each with its rows."""
         part = slice(*np.searchsorted(self.group_P, [group, group + 1]))
@@ -128,28 +123,21 @@ def _numbers(names: Iterable[str]) -> Ints:
 
 
 class KeyedRow(Protocol):
-    """A row that has a place and a key, which is equal for rows with the same content."""
+    """A row that has a place (file and row) and a key, which is equal for rows with the same content."""
 
     @property
-    def place(self) -> str:
-        """File and row."""
-
+    def place(self) -> str: ...
     @property
-    def key(self) -> str:
-        """Equal for rows with the same content."""
+    def key(self) -> str: ...
 
 
 class KeyedSource(Protocol):
-    """The rows of a file."""
+    """A file by its name, and its rows."""
 
     @property
-    def name(self) -> str:
-        """The name of the file."""
-
+    def name(self) -> str: ...
     @property
-    def records(self) -> Sequence[KeyedRow]:
-        """Its rows."""
-
+    def records(self) -> Sequence[KeyedRow]: ...
     def subset(self, keep: npt.NDArray[np.bool_], note: str | None = None) -> Any:
         """The rows that `keep` marks; `note` says what the others were."""
 
@@ -158,13 +146,11 @@ SourceT = TypeVar("SourceT", bound=KeyedSource)
 
 
 def without_overlap(train: SourceT, other: KeyedSource, *, drop: bool, but: str) -> SourceT:
-    """`train` without rows that are also in `other`: refused unless `drop`.
+    """`train` without rows that are also in `other`: refused unless `drop`. Raises DataError: there are such rows, and
+    `drop` is false, or no row would be left.
 
     Args:
         but: In what rows of one key may differ, for the message, such as ` but for case and punctuation`.
-
-    Raises:
-        DataError: There are such rows, and `drop` is false, or no row would be left.
     """
     place_of = {record.key: record.place for record in other.records}
     shared_N = np.asarray([record.key in place_of for record in train.records])

@@ -23,31 +23,23 @@ def is_id(source: str) -> bool:
 
 
 def read(source: str) -> Iterator[dict[str, Any]]:
-    """The rows of a hub data set; the split is `train` where `source` names none. Class numbers become names.
-
-    Raises:
-        DataError: The hub cannot be reached, or has no such data set, configuration or split.
-    """
+    """The rows of a hub data set; the split is `train` where `source` names none. Class numbers become names. Raises
+    DataError: the hub cannot be reached, or has no such data set, configuration or split."""
     repository, config, split = _parts(source)
     with data_errors(source):
         import datasets
 
-        dataset = datasets.load_dataset(repository, config, split=split)
         # Arrow tables: rows of `datasets` would decode images and sound, which no format here reads.
-        for table in dataset.with_format("arrow").iter(batch_size=1024):
+        for table in datasets.load_dataset(repository, config, split=split).with_format("arrow").iter(batch_size=1024):
             yield from rows_of(table)
 
 
 def stream(source: str, paths: Sequence[Path] | None) -> Any:
     """The rows of a hub data set, or of files, as they come from network or disk: an IterableDataset of Arrow tables.
 
-    Of jsonl and txt files a row is a line, in the column `text`.
-
-    Args:
-        paths: jsonl, txt or parquet files of one kind; None where `source` is a hub data set.
-
-    Raises:
-        DataError: The hub cannot be reached, or has no such data set, configuration or split.
+    Of jsonl and txt files a row is a line, in the column `text`. Raises DataError: the hub cannot be reached, or has no
+    such data set, configuration or split. `paths`: jsonl, txt or parquet files of one kind; None where `source` is a
+    hub data set.
     """
     with data_errors(source):
         import datasets

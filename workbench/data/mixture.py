@@ -40,8 +40,7 @@ class MixedRows(DealtRows[R]):
     when every other row of its source has come as often, across epochs too.
     """
 
-    share_S: Floats
-    """Share of an epoch's draws that each source has."""
+    share_S: Floats  # share of an epoch's draws that each source has
     draws: int
     seed: int
 
@@ -82,12 +81,19 @@ class OneSourceBatches(MixedRows[R]):
     like (Nussbaum et al. 2024, arXiv:2402.01613; the multi-dataset batch samplers of sentence-transformers).
     """
 
-    size: int
-    """Rows of a global batch; the last one of an epoch has what is left."""
+    size: int  # rows of a global batch; the last one of an epoch has what is left
 
     def table(self, epoch: int) -> Indices:
         """The row of each draw of an epoch (M,): those that are dealt to one step are of one source."""
-        before_S, source_M = self.sources_of(epoch)
+        steps = steps_per_epoch(self.draws, self.size)
+        rows_T = np.full(steps, self.size)
+        rows_T[-1] = self.draws - self.size * (steps - 1)
+        # Rows of each source that were drawn before, and the source of each row of the epoch.
+        before_S, source_M = np.zeros(len(self.share_S), dtype=np.int64), np.empty(0, dtype=np.int64)
+        for each, count_S in enumerate(itertools.islice(counts_of_epochs(self.share_S, steps), epoch + 1)):
+            before_S = before_S + np.bincount(source_M, minlength=len(before_S))
+            batches = np.repeat(np.arange(len(count_S)), count_S)
+            source_M = np.repeat(np.random.default_rng([self.seed, 8, each]).permutation(batches), rows_T)
         row_M = np.empty_like(source_M)
         for number, before in enumerate(before_S):
             own_M = source_M == number
@@ -95,18 +101,6 @@ class OneSourceBatches(MixedRows[R]):
         dealt_M = np.empty_like(row_M)
         dealt_M[global_batch(epoch, rows=len(row_M), size=len(row_M), seed=self.seed)] = row_M
         return dealt_M
-
-    def sources_of(self, epoch: int) -> tuple[Indices, Indices]:
-        """Rows of each source (S,) drawn before an epoch, and the source of each row of the epoch (M,), in turn."""
-        steps = steps_per_epoch(self.draws, self.size)
-        rows_T = np.full(steps, self.size)
-        rows_T[-1] = self.draws - self.size * (steps - 1)
-        before_S, source_M = np.zeros(len(self.share_S), dtype=np.int64), np.empty(0, dtype=np.int64)
-        for each, count_S in enumerate(itertools.islice(counts_of_epochs(self.share_S, steps), epoch + 1)):
-            before_S = before_S + np.bincount(source_M, minlength=len(before_S))
-            batches = np.repeat(np.arange(len(count_S)), count_S)
-            source_M = np.repeat(np.random.default_rng([self.seed, 8, each]).permutation(batches), rows_T)
-        return before_S, source_M
 
 
 def mixed(rows: MixableRows, config: TrainingSections) -> Examples:
@@ -119,11 +113,8 @@ def mixed(rows: MixableRows, config: TrainingSections) -> Examples:
 
 
 def plan(rows: MixableRows, config: TrainingSections) -> tuple[Floats, int, int]:
-    """Share of the draws that each source has (S,), draws of an epoch, and the seed.
-
-    Raises:
-        DataError: A source has no row.
-    """
+    """Share of the draws that each source has (S,), draws of an epoch, and the seed. Raises DataError: a source has no
+    row."""
     sources, mix = config.data.sources, config.data.mix
     size_S = np.bincount(rows.source_N, minlength=len(sources))
     if empty := [name for name, size in zip(sources, size_S, strict=True) if not size]:
@@ -136,12 +127,7 @@ def plan(rows: MixableRows, config: TrainingSections) -> tuple[Floats, int, int]
 
 
 def shares(sources: list[SourceConfig], mix: MixConfig, size_S: Indices, token_S: Floats) -> Floats:
-    """Share of the draws that each source has.
-
-    Args:
-        size_S: Rows of each source.
-        token_S: Tokens of each source.
-    """
+    """Share of the draws that each source has. `size_S`: rows of each source. `token_S`: tokens of each source."""
     weight_S = np.asarray([source.weight for source in sources])
     amount_S = size_S if mix.unit == "rows" else token_S
     chance_S = weight_S * (1 if mix.by == "weight" else amount_S ** (1 / mix.temperature))
@@ -188,11 +174,8 @@ def allowed(train: MixedRows[Any], config: TrainingSections) -> Floats:
 
 
 def require_passes(train: Examples, config: TrainingSections, steps: int | None) -> None:
-    """Raise ConfigError where a source would be read more often than its `passes` allow.
-
-    Args:
-        steps: Optimizer steps of the run; None where a budget alone ends it.
-    """
+    """Raise ConfigError where a source would be read more often than its `passes` allow. `steps`: optimizer steps of
+    the run; None where a budget alone ends it."""
     limited = {name: source.passes for name, source in config.data.sources.items() if source.passes is not None}
     if not limited:
         return
@@ -204,7 +187,12 @@ def require_passes(train: Examples, config: TrainingSections, steps: int | None)
     assert isinstance(train, MixedRows)
     drawn = _draws(config, steps)
     if config.data.mix.by == "learned":
-        _require_enough(train, config, drawn)
+        most = allowed(train, config).sum()
+        if most < drawn:
+            raise ConfigError(
+                f"data.sources: their `passes` allow {most:,.0f} rows altogether, and the run draws {drawn:,}.\n"
+                "  Write more passes, leave those of one source out, or write fewer train.epochs or train.steps."
+            )
         return
     for number, name in enumerate(config.data.sources):
         size, most = len(train.members[number]), limited.get(name)
@@ -215,16 +203,6 @@ def require_passes(train: Examples, config: TrainingSections, steps: int | None)
                 f"from there, which is {passes:.2f} passes over {size:,} rows.\n  Write a lower "
                 f"data.sources.{name}.weight, fewer train.epochs or train.steps, or passes={passes:.2f}."
             )
-
-
-def _require_enough(train: MixedRows[Any], config: TrainingSections, drawn: int) -> None:
-    """Raise ConfigError where all sources together may not be read as often as the run draws."""
-    most = allowed(train, config).sum()
-    if most < drawn:
-        raise ConfigError(
-            f"data.sources: their `passes` allow {most:,.0f} rows altogether, and the run draws {drawn:,}.\n"
-            "  Write more passes, leave those of one source out, or write fewer train.epochs or train.steps."
-        )
 
 
 def in_words(train: Examples, config: TrainingSections, steps: int | None) -> list[str]:

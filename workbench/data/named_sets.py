@@ -49,15 +49,12 @@ def shared_facts(rows: DatasetFacts, *, supervised_tokens: int) -> dict[str, Any
 
 
 class RowsOfSets(Protocol):
-    """Rows that know which of several sets each is from."""
+    """Rows that know which of several sets each is from: their names (empty where there is one), and each row's."""
 
     @property
-    def sources(self) -> Collection[str]:
-        """Names of the sets; empty where there is one."""
-
+    def sources(self) -> Collection[str]: ...
     @property
-    def source_N(self) -> Indices:
-        """Number of the set of each row."""
+    def source_N(self) -> Indices: ...
 
 
 def rows_by_set(rows: RowsOfSets) -> dict[str, Indices]:
@@ -76,10 +73,7 @@ def sizes(rows: RowsOfSets) -> dict[str, int]:
 
 def scored(rows: RowsOfSets, scores: Callable[[Indices], Mapping[str, float]]) -> dict[str, float]:
     """The scores of each set by their names in scores.json, such as `accuracy[SET]`; none where there is one set.
-
-    Args:
-        scores: Those of the rows of some numbers.
-    """
+    `scores`: those of the rows of some numbers."""
     return {
         titled(score, name): value for name, own in rows_by_set(rows).items() for score, value in scores(own).items()
     }
@@ -92,13 +86,13 @@ def titled(score: str, name: str) -> str:
 
 def prefixes(paths: Mapping[str, str]) -> dict[str, str]:
     """The beginning of the place of each row of some sets: the set's name where files of two have one name, else empty.
-
-    Args:
-        paths: The file, folder or hub data set of each.
-    """
+    `paths`: the file, folder or hub data set of each."""
     if len(paths) < 2:
         return dict.fromkeys(paths, "")
-    files = [file for path in paths.values() for file in _file_names(starter.resolve(path))]
+    files: list[str] = []
+    for path in paths.values():
+        at = Path(starter.resolve(path)).expanduser()
+        files += {each.name for each in at.iterdir()} if os.path.isdir(at) else {at.name}  # also of a name that is none
     return {name: f"{name}: " if len(set(files)) < len(files) else "" for name in paths}
 
 
@@ -109,11 +103,6 @@ def naming(prefix: str) -> Iterator[None]:
         yield
     except DataError as error:
         raise DataError(f"{prefix}{error}") from None
-
-
-def _file_names(path: str) -> set[str]:
-    at = Path(path).expanduser()
-    return {each.name for each in at.iterdir()} if os.path.isdir(at) else {at.name}  # also of a name that is none
 
 
 def held_out_losses(scores: Mapping[str, float]) -> dict[str, float]:

@@ -28,10 +28,8 @@ ResultT = TypeVar("ResultT")
 
 VARIABLE = "WORKBENCH_PROCESSES"
 AT_MOST = 16
-OWN = 12
-"""Items that this process computes before it starts others, so that little work does not pay for a start."""
-AHEAD = 2
-"""Items that each other process has or that wait for it."""
+OWN = 12  # items that this process computes before it starts others, so that little work does not pay for a start
+AHEAD = 2  # items that each other process has or that wait for it
 KILLED = (
     "A process that prepares rows was killed: for lack of memory? Write WORKBENCH_PROCESSES=1 in front of the command "
     "to do without it."
@@ -40,10 +38,7 @@ KILLED = (
 
 def available() -> int:
     """Processes that prepare data: one for each core that this run may use, or as many as WORKBENCH_PROCESSES says.
-
-    Raises:
-        ConfigError: The variable is no positive number.
-    """
+    Raises ConfigError: the variable is no positive number."""
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -67,15 +62,13 @@ def results(
     """Yield `function` of each item, in their order; the same for any number of processes.
 
     Of errors, that of the first item that has one is raised, or that of `items`, once all results before it are out.
+    Raises DataError: one of the processes was killed.
 
     Args:
         function: Can be pickled, and so can items and results; depends on nothing but its item.
         processes: With this one; None for `available`.
         own: Items that this process computes before it starts others; None for OWN.
         killed: What the error says where a process was killed.
-
-    Raises:
-        DataError: One of the processes was killed.
     """
     count = available() if processes is None else processes
     left = iter(items)
@@ -86,31 +79,25 @@ def results(
         yield from map(function, left)
         return
     with _Others(function, count - 1, killed) as others:
-        yield from _shared(function, left, others)
-
-
-def _shared(
-    function: Callable[[ItemT], ResultT], items: Iterator[ItemT], others: _Others[ItemT, ResultT]
-) -> Iterator[ResultT]:
-    """Results of this process and others; items are read ahead as far as keeps the others at work."""
-    pending: deque[Future[ResultT]] = deque()
-    unread: Exception | None = None
-    while unread is None:
-        try:
-            item = next(items)
-        except StopIteration:
-            break
-        except Exception as error:  # raised in its turn, after errors of earlier items
-            unread = error
-            break
-        busy = sum(not each.done() for each in pending)
-        pending.append(others.submit(item) if busy < AHEAD * others.count else _done(function, item))
-        while pending and (pending[0].done() or len(pending) > 2 * AHEAD * (others.count + 1)):
+        # Results of this process and others; items are read ahead as far as keeps the others at work.
+        pending: deque[Future[ResultT]] = deque()
+        unread: Exception | None = None
+        while unread is None:
+            try:
+                item = next(left)
+            except StopIteration:
+                break
+            except Exception as error:  # raised in its turn, after errors of earlier items
+                unread = error
+                break
+            busy = sum(not each.done() for each in pending)
+            pending.append(others.submit(item) if busy < AHEAD * others.count else _done(function, item))
+            while pending and (pending[0].done() or len(pending) > 2 * AHEAD * (others.count + 1)):
+                yield pending.popleft().result()
+        while pending:
             yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
-    if unread is not None:
-        raise unread
+        if unread is not None:
+            raise unread
 
 
 def _done(function: Callable[[ItemT], ResultT], item: ItemT) -> Future[ResultT]:
@@ -208,17 +195,12 @@ def serve() -> None:
 LARGE = 128 * 128
 """Pixels of a picture from which threads save time; with smaller ones they wait for the interpreter's lock: two of them
 took 1.6 times as long to augment pictures of 64 x 64."""
-PARTS = 2
-"""Parts of a batch for each thread, so that none is idle for long while another one ends."""
+PARTS = 2  # parts of a batch for each thread, so that none is idle for long while another one ends
 
 
 def by_threads(function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, size: int) -> list[ResultT]:
-    """Results of `function`, in the order of the items.
-
-    Args:
-        function: Depends on nothing but its item.
-        size: Pixels or bytes of each item.
-    """
+    """Results of `function`, in the order of the items. `function`: depends on nothing but its item. `size`: pixels or
+    bytes of each item."""
     threads = min(available(), len(items))
     if threads < 2 or size < LARGE:
         return [function(item) for item in items]

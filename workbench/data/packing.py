@@ -34,8 +34,7 @@ none of T x T; attention that does not know packed rows cannot use it, and fails
 class RowLayout(ABC):
     """Cuts a global batch into micro-batches, and lays out their rows."""
 
-    prefix: int = 0
-    """Tokens at the beginning of all rows that a micro-batch holds once."""
+    prefix: int = 0  # tokens at the beginning of all rows that a micro-batch holds once
 
     @property
     @abstractmethod
@@ -48,11 +47,8 @@ class RowLayout(ABC):
 
     @abstractmethod
     def cut(self, indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
-        """Micro-batches of at most `tokens` each, longest rows first; a longer row has one of its own.
-
-        Args:
-            lengths: Tokens of every example, which `indices` index.
-        """
+        """Micro-batches of at most `tokens` each, longest rows first; a longer row has one of its own. `lengths`:
+        tokens of every example, which `indices` index."""
 
     @abstractmethod
     def tokens(self, lengths_B: Indices) -> int:
@@ -88,7 +84,6 @@ class Padded(RowLayout):
         return False
 
     def cut(self, indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
-        """See `micro_batches`."""
         return micro_batches(indices, lengths, tokens=tokens)
 
     def tokens(self, lengths_B: Indices) -> int:
@@ -167,18 +162,15 @@ PADDED: RowLayout = Padded()
 PACKED: RowLayout = Packed()
 
 
-ROOM = 2
-"""Tokens of rests for each shared one in a micro-batch: what is shared is then a third of it at most."""
-ROWS_AT_ONCE = 256
-"""Rows that are read at a time."""
+ROOM = 2  # tokens of rests for each shared one in a micro-batch: what is shared is then a third of it at most
+ROWS_AT_ONCE = 256  # rows that are read at a time
 
 
 @dataclass(frozen=True)
 class SharedPrefix(Packed):
     """A beginning that rows share lies before their rests, which lie one after another."""
 
-    prefix: int
-    """Tokens that all rows begin with; each row has at least one more."""
+    prefix: int  # tokens that all rows begin with; each row has at least one more
 
     def cut(self, indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
         """Fill micro-batches with rests; what is shared is in each of them."""
@@ -261,8 +253,7 @@ class OwnerRows(NamedTuple):
 
     owner: int
     indices: Indices
-    counts: bool = True
-    """Whether they carry loss."""
+    counts: bool = True  # whether they carry loss
 
 
 Cut = Callable[[Indices, Indices], Iterable[tuple[Indices, bool]]]
@@ -295,10 +286,8 @@ class JoinedRows(NamedTuple):
     """A micro-batch with the rows of several owners."""
 
     batch: MicroBatch
-    labels: list[int]
-    """Number of labels of each owner's rows."""
-    numbered: list[tuple[Indices, Indices | None]]
-    """See `MicroBatch.numbered`, of each owner's rows."""
+    labels: list[int]  # number of labels of each owner's rows
+    numbered: list[tuple[Indices, Indices | None]]  # see `MicroBatch.numbered`, of each owner's rows
 
     def pinned(self) -> JoinedRows:
         """The same in memory from which an accelerator copies while it computes."""
@@ -310,15 +299,24 @@ def join(batches: Sequence[MicroBatch]) -> MicroBatch:
     counts = list(map(_rows, batches))
     length = max(map(padded_length, batches))
     starts = np.cumsum([0, *counts[:-1]])
+    inputs = {}
+    for name in batches[0].inputs:
+        tensors = [batch.inputs[name] for batch in batches]
+        if tensors[0].ndim <= 2:  # pictures are of one size
+            longest = max(tensor.shape[1] for tensor in tensors)
+            tensors = [F.pad(tensor, (0, longest - tensor.shape[1])) for tensor in tensors]
+        inputs[name] = torch.cat(tensors)
+    positions = []  # flat, in rows of `length`
+    for batch, start in zip(batches, starts.tolist(), strict=True):
+        own = padded_length(batch)
+        positions.append((batch.positions_N // own + start) * length + batch.positions_N % own)
     known = [batch.lengths_B for batch in batches if batch.lengths_B is not None] or None
     labels = [batch.labels_N for batch in batches]
     widest = max(each.shape[-1] for each in labels) if labels[0].ndim > 1 else 0
     narrow = labels[0].ndim > 1 and any(each.shape[-1] < widest for each in labels)
     return MicroBatch(
-        inputs={name: _padded_together([batch.inputs[name] for batch in batches]) for name in batches[0].inputs},
-        positions_N=torch.cat(
-            [_moved(batch, int(start), length) for batch, start in zip(batches, starts, strict=True)]
-        ),
+        inputs=inputs,
+        positions_N=torch.cat(positions),
         labels_N=torch.cat([F.pad(each, (0, widest - each.shape[-1])) for each in labels] if narrow else labels),
         tokens=sum(batch.tokens for batch in batches),
         lengths_B=None if known is None else torch.cat(known),
@@ -333,8 +331,7 @@ def laid_together(batches: Sequence[MicroBatch], arrangement: RowLayout) -> Micr
 
 
 def _owned(packed: MicroBatch, batches: Sequence[MicroBatch]) -> MicroBatch:
-    counts = torch.tensor([_rows(batch) for batch in batches])
-    owners_B = torch.repeat_interleave(torch.arange(len(batches)), counts)
+    owners_B = torch.repeat_interleave(torch.arange(len(batches)), torch.tensor([_rows(batch) for batch in batches]))
     return replace(packed, inputs={**packed.inputs, "row_owners": owners_B})
 
 
@@ -374,16 +371,3 @@ def padded_length(batch: MicroBatch) -> int:
         if name in batch.inputs:
             return batch.inputs[name].shape[1]
     return batch.tokens // len(batch.inputs["pixel_values"])
-
-
-def _padded_together(tensors: Sequence[Tensor]) -> Tensor:
-    if tensors[0].ndim > 2:  # pictures are of one size
-        return torch.cat(list(tensors))
-    longest = max(tensor.shape[1] for tensor in tensors)
-    return torch.cat([F.pad(tensor, (0, longest - tensor.shape[1])) for tensor in tensors])
-
-
-def _moved(batch: MicroBatch, start: int, length: int) -> Tensor:
-    """Flat positions of a batch whose rows come `start` rows later, in rows of `length`."""
-    own = padded_length(batch)
-    return (batch.positions_N // own + start) * length + batch.positions_N % own

@@ -32,18 +32,14 @@ BatchT = TypeVar("BatchT", bound=Pinnable)
 
 
 class Prefetcher(Generic[BatchT]):
-    """Makes micro-batches before they are asked for, one at a time; what it makes is the same as without it.
-
-    Args:
-        pin: Put them into pinned memory, from which an accelerator copies while it computes.
-    """
+    """Makes micro-batches before they are asked for, one at a time; what it makes is the same as without it. `pin`: put
+    them into pinned memory, from which an accelerator copies while it computes."""
 
     def __init__(self, *, pin: bool) -> None:
         self._pin = pin
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="workbench-rows", initializer=_compute_alone)
         self._expected: tuple[Hashable, Future[BatchT]] | None = None
-        self.waited_s = 0.0
-        """Seconds that the device waited for a micro-batch."""
+        self.waited_s = 0.0  # seconds that the device waited for a micro-batch
 
     def get(self, key: Hashable, make: Callable[[], BatchT]) -> BatchT:
         """The micro-batch of this key; raises what making it raised."""

@@ -35,35 +35,28 @@ class ResampledRows(Generic[R]):
         return len(self.rows)
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Rows that the draws of an epoch take."""
         return self.rows.sample(draws, epoch=epoch)
 
     @property
     def lengths(self) -> Indices:
-        """Tokens of each row."""
         return self.rows.lengths
 
     @property
     def supervised(self) -> Weights:
-        """Weight of each row."""
         return self.rows.supervised
 
     @property
     def difficulty(self) -> Floats | None:
-        """How hard each row is, where that is known."""
         return self.rows.difficulty
 
     def place(self, index: int) -> str:
-        """File and row of row `index`."""
         return self.rows.place(index)
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
-        """The rows as a step reads them."""
         rows = self.rows.seen(epoch=epoch, step=step, steps=steps)
         return self if rows is self.rows else replace(self, rows=rows)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows `indices`, padded."""
         return self.rows.batch(indices, epoch=epoch)
 
 
@@ -106,20 +99,16 @@ def numbered(row_M: Indices, *, rows: int, seed: int, epoch: int) -> Indices:
         seed: Of the run, by which draws are dealt to steps.
     """
     order_M = global_batch(epoch, rows=len(row_M), size=len(row_M), seed=seed)
-    return row_M + rows * _earlier(row_M[order_M])[np.argsort(order_M)]
-
-
-def _earlier(row_M: Indices) -> Indices:
-    """How often the row of each draw (M,) stands before it."""
-    order = np.argsort(row_M, kind="stable")
-    _, first, count = np.unique(row_M[order], return_index=True, return_counts=True)
+    # How often the row of each draw (M,) stands before it.
+    drawn_M = row_M[order_M]
+    order = np.argsort(drawn_M, kind="stable")
+    _, first, count = np.unique(drawn_M[order], return_index=True, return_counts=True)
     found_M = np.empty_like(row_M)
     found_M[order] = np.arange(len(row_M)) - np.repeat(first, count)
-    return found_M
+    return row_M + rows * found_M[np.argsort(order_M)]
 
 
-LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
-"""Weights between which sums in float32 are exact enough."""
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6  # weights between which sums in float32 are exact enough
 
 
 def read_weight(value: Any, name: str) -> float:
@@ -158,8 +147,7 @@ def uniform(weight_N: Weights) -> bool:
 class WeightedRows(ResampledRows[Examples]):
     """Rows of tokens, each of which counts by its weight."""
 
-    weight_N: Floats
-    """Weight of each row."""
+    weight_N: Floats  # weight of each row
 
     @property
     def supervised(self) -> Weights:

@@ -28,12 +28,8 @@ KEY = "data.curriculum"
 
 
 def row_difficulty(config: CurriculumConfig, rows: Iterable[RawRow]) -> Floats:
-    """Difficulty (N,) of rows as they stand in their file, for by=column and by=function.
-
-    Raises:
-        ConfigError: The user's file is wrong, or says no number.
-        DataError: A row has no number in the column.
-    """
+    """Difficulty (N,) of rows as they stand in their file, for by=column and by=function. Raises ConfigError: the
+    user's file is wrong, or says no number; DataError: a row has no number in the column."""
     if config.by == "column":
         assert config.column is not None
         column = config.column
@@ -98,20 +94,13 @@ class PacedStep(NamedTuple):
     """A step of a curriculum."""
 
     rows: Indices
-    opened: int
-    """Rows that it was drawn among: those open by then."""
+    opened: int  # rows that it was drawn among: those open by then
 
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Rows of every step of a training, as far as they are known before it.
-
-    Args:
-        steps: Optimizer steps of the run; None where a budget alone ends it.
-
-    Raises:
-        DataError: No row is easier than another, for a curriculum.
-    """
+    """Rows of every step of a training, as far as they are known before it. Raises DataError: no row is easier than
+    another, for a curriculum. `steps`: optimizer steps of the run; None where a budget alone ends it."""
 
     train: Examples
     config: TrainingSections

@@ -26,31 +26,24 @@ from workbench.runs import files
 RowT = TypeVar("RowT")
 FileReader = Callable[[Path], Iterator["RawRow"]]
 
-MAX_MISTAKES = 5
-"""Malformed rows that a message shows; reading stops there."""
+MAX_MISTAKES = 5  # malformed rows that a message shows; reading stops there
 
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
     """A row of a file, before its columns are interpreted."""
 
-    place: str
-    """File, row number and, where it differs, line number; all count from 1."""
+    place: str  # file, row number and, where it differs, line number; all count from 1
     columns: dict[str, Any] = field(default_factory=dict)
-    mistake: str = ""
-    """Why the row is malformed; empty where it is not."""
+    mistake: str = ""  # why the row is malformed; empty where it is not
 
 
 def read_rows(source: str, *, readers: Mapping[str, FileReader] | None = None) -> Iterator[RawRow]:
     """Yield the rows of a file, of a folder of files in the order of their names, or of a hub data set.
 
-    Only json files are held in memory as a whole. A malformed row is yielded with its mistake.
-
-    Args:
-        readers: What reads files of some endings, such as `.txt`, in place of their usual reader.
-
-    Raises:
-        DataError: A file is missing, empty, of an unknown kind, not UTF-8 or broken as a whole.
+    Only json files are held in memory as a whole. A malformed row is yielded with its mistake. Raises DataError: a file
+    is missing, empty, of an unknown kind, not UTF-8 or broken as a whole. `readers`: what reads files of some endings,
+    such as `.txt`, in place of their usual reader.
     """
     paths = data_files(source)
     if paths is None:
@@ -87,7 +80,9 @@ def convert_rows(
     limit: int | None = None,
     reader: Callable[[str], Iterator[RawRow]] = read_rows,
 ) -> Iterator[RowT]:
-    """Yield the rows of `source`, converted; malformed ones are refused together, or skipped.
+    """Yield the rows of `source`, converted; malformed ones are refused together, or skipped. Raises DataError: the
+    source cannot be read, no row is left, or rows are malformed and `refuse` is set: the message shows up to
+    MAX_MISTAKES of them.
 
     Args:
         source: A path or a hub data set, as `read_rows` takes it.
@@ -97,10 +92,6 @@ def convert_rows(
         skipped: Place and reason of every skipped row are appended.
         limit: Rows to read; None for all.
         reader: Yields the raw rows of `source`.
-
-    Raises:
-        DataError: The source cannot be read, no row is left, or rows are malformed and `refuse` is set: the message
-            shows up to MAX_MISTAKES of them.
     """
     convert: Callable[[RawRow], RowT | None] | None = None
     mistakes: list[str] = []
@@ -161,7 +152,20 @@ def data_files(source: str) -> list[Path] | None:
     """The files of a path, or None where `source` names a hub data set."""
     path = _path(source)
     if os.path.isdir(path):
-        return _files_of_folder(path)
+        # Readme and licence files are ignored; any other unknown file is refused: it could be data that goes unread.
+        paths = [p for p in sorted(path.iterdir()) if p.is_file() and p.suffix not in ("", ".md") and p.name[0] != "."]
+        if not paths:
+            raise DataError(f"{path}: the folder holds no data file. Known: {_KNOWN}. {_SUBFOLDERS}")
+        for each in paths:
+            if each.suffix.lower() not in _READERS:
+                raise DataError(f"{each}: unknown kind of file `{each.suffix}`. Known: {_KNOWN}. Move it elsewhere.")
+        kinds = {each.suffix.lower(): each.name for each in paths}
+        if len(kinds) > 1:
+            raise DataError(
+                f"{path}: the folder mixes kinds of files: {', '.join(kinds.values())}. "
+                "Keep one kind, or name a single file."
+            )
+        return paths
     if os.path.exists(path):
         if path.suffix.lower() not in _READERS:
             raise DataError(f"{path}: unknown kind of file `{path.suffix}`. Known: {_KNOWN}.")
@@ -169,43 +173,21 @@ def data_files(source: str) -> list[Path] | None:
     parent_exists = len(path.parts) > 1 and os.path.isdir(path.parent)
     if hub_datasets.is_id(source) and not parent_exists and path.suffix.lower() not in _READERS:
         return None
-    raise _not_found(source, path)
-
-
-_SUBFOLDERS = "Subfolders are not read, unless data.format=image reads them as classes of pictures."
-
-
-def _files_of_folder(folder: Path) -> list[Path]:
-    # Readme and licence files are ignored; any other unknown file is refused, since it could be data that goes unread.
-    paths = [p for p in sorted(folder.iterdir()) if p.is_file() and p.suffix not in ("", ".md") and p.name[0] != "."]
-    if not paths:
-        raise DataError(f"{folder}: the folder holds no data file. Known: {_KNOWN}. {_SUBFOLDERS}")
-    for path in paths:
-        if path.suffix.lower() not in _READERS:
-            raise DataError(f"{path}: unknown kind of file `{path.suffix}`. Known: {_KNOWN}. Move it elsewhere.")
-    kinds = {path.suffix.lower(): path.name for path in paths}
-    if len(kinds) > 1:
-        raise DataError(
-            f"{folder}: the folder mixes kinds of files: {', '.join(kinds.values())}. "
-            "Keep one kind, or name a single file."
-        )
-    return paths
-
-
-def _not_found(source: str, path: Path) -> DataError:
     if not os.path.isdir(path.parent):
-        return DataError(
+        raise DataError(
             f"{source}: no such file; the folder {path.parent} does not exist either. "
             f"A path that does not start with / is looked for in {Path.cwd()}."
         )
     candidates = sorted(p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix.lower() in _READERS)
-    closest = difflib.get_close_matches(path.name, candidates, n=1)
-    if closest:
-        return DataError(f"{source}: no such file. Did you mean `{path.with_name(closest[0])}`?")
-    return DataError(
+    if closest := difflib.get_close_matches(path.name, candidates, n=1):
+        raise DataError(f"{source}: no such file. Did you mean `{path.with_name(closest[0])}`?")
+    raise DataError(
         f"{source}: neither a file or folder nor a hub data set, which is written owner/name such as openai/gsm8k. "
         f"Data files in {path.parent.absolute()}: {', '.join(candidates[:8]) or 'none'}."
     )
+
+
+_SUBFOLDERS = "Subfolders are not read, unless data.format=image reads them as classes of pictures."
 
 
 @contextmanager
@@ -260,18 +242,14 @@ def _read_json(path: Path) -> Iterator[RawRow]:
         if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" and text.lstrip().startswith("{"):
             raise DataError(f"{path}: holds one object per line. Rename it to {path.stem}.jsonl.") from None
         raise DataError(f"{path}: {_json_mistake(error, text)}") from None
-    for number, item in enumerate(_array(path, value), start=1):
-        yield _object_row(place(path.name, number), item)
-
-
-def _array(path: Path, value: Any) -> list[Any]:
     arrays = {"": value} if isinstance(value, list) else {}
     if isinstance(value, dict):
         arrays = {name: item for name, item in value.items() if isinstance(item, list)}
-    if len(arrays) == 1:
-        return next(iter(arrays.values()))
-    description = f"an object with the arrays {', '.join(arrays)}" if arrays else excerpt(value)
-    raise DataError(f"{path}: expected a list of objects, or an object that holds one such list, found {description}.")
+    if len(arrays) != 1:
+        found = f"an object with the arrays {', '.join(arrays)}" if arrays else excerpt(value)
+        raise DataError(f"{path}: expected a list of objects, or an object that holds one such list, found {found}.")
+    for number, item in enumerate(next(iter(arrays.values())), start=1):
+        yield _object_row(place(path.name, number), item)
 
 
 def _object_row(location: str, value: Any, *, escapes: bool = True) -> RawRow:
@@ -319,33 +297,26 @@ def read_csv(path: Path) -> Iterator[RawRow]:
             if not cells:
                 continue
             if not header:
-                header = _header(path, cells)
+                header = [cell.strip() for cell in cells]
+                duplicates = [name for index, name in enumerate(header) if name and name in header[:index]]
+                if duplicates:
+                    raise DataError(f"{path}: the header has the column `{duplicates[0]}` twice. Rename one of them.")
+                separators = [sign for sign in ";\t,|" if sign in header[0]]
+                if len(header) == 1 and separators:
+                    remedy = "Rename it to .tsv." if separators[0] == "\t" else "Write it with commas."
+                    raise DataError(
+                        f"{path}: the header is one column, {excerpt(header[0])}: wrong separator? {remedy}"
+                    )
                 continue
-            mistake = _cell_mistake(cells, header)
+            mistake = (
+                ""
+                if len(cells) == len(header)
+                else f"{len(cells)} cells, but the header has {len(header)} ({', '.join(header)}). "
+                "Quote a cell that holds the separator or a line break."
+            )
         row += 1
         columns = {} if mistake else dict(zip(header, cells, strict=True))
         yield RawRow(place(path.name, row, line), columns, mistake)
-
-
-def _header(path: Path, cells: list[str]) -> list[str]:
-    header = [cell.strip() for cell in cells]
-    duplicates = [name for index, name in enumerate(header) if name and name in header[:index]]
-    if duplicates:
-        raise DataError(f"{path}: the header has the column `{duplicates[0]}` twice. Rename one of them.")
-    separators = [sign for sign in ";\t,|" if sign in header[0]]
-    if len(header) == 1 and separators:
-        remedy = "Rename it to .tsv." if separators[0] == "\t" else "Write it with commas."
-        raise DataError(f"{path}: the header is one column, {excerpt(header[0])}: wrong separator? {remedy}")
-    return header
-
-
-def _cell_mistake(cells: list[str], header: list[str]) -> str:
-    if len(cells) == len(header):
-        return ""
-    return (
-        f"{len(cells)} cells, but the header has {len(header)} ({', '.join(header)}). "
-        "Quote a cell that holds the separator or a line break."
-    )
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:
@@ -354,8 +325,7 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            batches = file.iter_batches(batch_size=1024)
-            rows = (columns for batch in batches for columns in rows_of(batch))
+            rows = (columns for batch in file.iter_batches(batch_size=1024) for columns in rows_of(batch))
             for number, columns in enumerate(rows, start=1):
                 yield RawRow(place(path.name, number), columns)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
@@ -471,5 +441,4 @@ def string_of(columns: Mapping[str, Any], name: str, remedy: str = "write it in 
 
 def optional_string(columns: Mapping[str, Any], name: str) -> str:
     """The text in the column `name`, empty where it is missing, null or empty."""
-    value = columns.get(name)
-    return string_of(columns, name) if value not in (None, "") else ""
+    return string_of(columns, name) if columns.get(name) not in (None, "") else ""

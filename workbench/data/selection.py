@@ -18,8 +18,7 @@ from workbench.errors import ConfigError, DataError
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-BUCKETS = 10_000
-"""Buckets into which words and pairs of words are hashed, as in the paper."""
+BUCKETS = 10_000  # buckets into which words and pairs of words are hashed, as in the paper
 PRIOR = 1_000
 """N-grams of the training rows that count as seen among the target's: what a small target lacks is not impossible."""
 _SCORES = {"perplexity": "loss", "ifd": "difficulty", "gradient": "influence"}
@@ -35,16 +34,14 @@ def selected(
 ) -> tuple[Indices, str]:
     """Numbers of the rows that are kept, in their order, and a note on those that are not.
 
-    Where the backbone chooses, chance stands in for it, as for a plan: `chosen` has its choice.
+    Where the backbone chooses, chance stands in for it, as for a plan: `chosen` has its choice. Raises ConfigError: the
+    budget holds all rows, so that there is nothing to choose; DataError: no row fits into the budget, or the target has
+    no words.
 
     Args:
         lengths_N: Tokens of each row.
         texts: The text of each row, where by=importance reads it.
         target: The texts of a file of target rows.
-
-    Raises:
-        ConfigError: The budget holds all rows, so that there is nothing to choose.
-        DataError: No row fits into the budget, or the target has no words.
     """
     weight_N = np.zeros(len(lengths_N))
     if config.by == "importance":
@@ -58,15 +55,12 @@ def selected(
 
 
 def chosen(config: SelectConfig, lengths_N: Indices, score_NG: Floats) -> Indices:
-    """Numbers of the rows that are kept by a score of the backbone, in their order.
+    """Numbers of the rows that are kept by a score of the backbone, in their order. Raises ConfigError: the budget
+    holds all rows that are wanted at all; DataError: none fits into the budget, or none is wanted.
 
     Args:
         lengths_N: Tokens of each row.
         score_NG: Mean loss of each row or its difficulty (N, 1), or its influence on each part (see `wanted`).
-
-    Raises:
-        ConfigError: The budget holds all rows that are wanted at all.
-        DataError: None fits into the budget, or none is wanted.
     """
     order_W = wanted(config, score_NG)
     if not len(order_W):
@@ -78,12 +72,8 @@ def chosen(config: SelectConfig, lengths_N: Indices, score_NG: Floats) -> Indice
 
 
 def most_kept(config: SelectConfig, lengths_N: Indices) -> int:
-    """How many rows fit into the budget at most, whichever they are.
-
-    Raises:
-        ConfigError: All rows do.
-        DataError: No row does.
-    """
+    """How many rows fit into the budget at most, whichever they are. Raises ConfigError: all rows do; DataError: no row
+    does."""
     return _count(config, np.sort(lengths_N))
 
 

@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,7 @@ from workbench.data.text.tokenized import cache_folder
 from workbench.errors import DataError
 from workbench.runs import files
 
-OPEN = 8
-"""Shards that are read in turn: data sets are often sorted, and a run then sees more than their beginning."""
+OPEN = 8  # shards that are read in turn: data sets are often sorted, and a run then sees more than their beginning
 
 
 @dataclass
@@ -35,8 +33,7 @@ class OpenShard:
     """A shard that is being read."""
 
     number: int
-    dataset: Any
-    """An IterableDataset of Arrow tables."""
+    dataset: Any  # an IterableDataset of Arrow tables
     tables: Iterator[Any]
 
     @classmethod
@@ -65,8 +62,7 @@ class ShardTurns:
     seed: int
     position: dict[str, Any] | None = None
     _open: list[OpenShard] = field(default_factory=list, init=False)
-    _begun: int = field(default=0, init=False)
-    """Shards that were opened so far."""
+    _begun: int = field(default=0, init=False)  # shards that were opened so far
     _turn: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -80,8 +76,7 @@ class ShardTurns:
         order = np.random.default_rng([self.seed, 15]).permutation(self.dataset.num_shards).tolist()
         while True:
             while len(self._open) < OPEN and self._begun < len(order):
-                number = order[self._begun]
-                self._open.append(OpenShard.begun(self.dataset, number, None, rows=self.rows))
+                self._open.append(OpenShard.begun(self.dataset, order[self._begun], None, rows=self.rows))
                 self._begun += 1
             if not self._open:
                 return
@@ -99,24 +94,18 @@ class ShardTurns:
         return {"begun": self._begun, "turn": self._turn, "open": states}
 
 
-PART = 1000
-"""Rows of the stream that are read at a time, and most rows of a part."""
-AWAY = 50
-"""Readings after which a part is written, however few rows are taken: so much is read again after a kill."""
-LINES = {".jsonl", ".txt"}
-"""Kinds of files that hold a row per line."""
+PART = 1000  # rows of the stream that are read at a time, and most rows of a part
+AWAY = 50  # readings after which a part is written, however few rows are taken: so much is read again after a kill
+LINES = {".jsonl", ".txt"}  # kinds of files that hold a row per line
 
 
 @dataclass(frozen=True)
 class RowStream:
     """The first rows of a stream, and how they are chosen."""
 
-    source: str
-    """A jsonl, parquet or txt file, a folder of them, or a hub data set."""
-    count: int
-    """Rows that are taken; fewer where it has no more."""
-    share: float
-    """Share of the rows on the way that are taken."""
+    source: str  # a jsonl, parquet or txt file, a folder of them, or a hub data set
+    count: int  # rows that are taken; fewer where it has no more
+    share: float  # share of the rows on the way that are taken
     seed: int
 
 
@@ -128,35 +117,32 @@ class Position:
     taken: int = 0
     readings: int = 0
     done: bool = False
-    stream: dict[str, Any] | None = None
-    """Where the shards stand, as ShardTurns has it; None at the beginning."""
-
-
-@dataclass
-class Taken:
-    """Rows of a part to be, as lines."""
-
-    lines: list[str] = field(default_factory=list)
-    readings: int = 0
+    stream: dict[str, Any] | None = None  # where the shards stand, as ShardTurns has it; None at the beginning
 
 
 def take(stream: RowStream, say: Callable[[str], None] = lambda _: None) -> Path:
-    """The folder of the rows that a stream gives, which has them all already, or some, or none.
-
-    Raises:
-        DataError: The source is none that can be streamed, cannot be read, or gives no row.
-    """
-    paths = rows.data_files(stream.source)
-    suffix = ".jsonl" if paths is None else _suffix(stream.source, paths)
+    """The folder of the rows that a stream gives, which has them all already, or some, or none. Raises DataError: the
+    source is none that can be streamed, cannot be read, or gives no row."""
     import datasets
 
+    paths, suffix = rows.data_files(stream.source), ".jsonl"
     if paths is None:
         identity: Any = hub_datasets.fingerprint(stream.source)
-    else:  # to read a file that is larger than memory for its digest would take longer than its first rows
+    else:
+        kind = paths[0].suffix.lower()
+        if kind not in {*LINES, ".parquet"}:
+            raise DataError(
+                f"{stream.source}: data.streaming reads jsonl, parquet and txt files and hub data sets, not {kind}. "
+                "Leave data.streaming out; data.limit reads the first rows."
+            )
+        suffix = kind if kind in LINES else suffix
+        # To read a file that is larger than memory for its digest would take longer than its first rows.
         identity = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
     key = [identity, stream.count, stream.share, stream.seed, PART, AWAY, OPEN, datasets.__version__]
     folder = cache_folder() / "streams" / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
-    with _alone(folder):
+    files.require_writable(folder / "lock")
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # inside the block no other process reads this stream
         path = folder / "position.json"
         position = Position(**files.read_json(path)) if path.exists() else Position()
         files.remove_unfinished(folder / "rows")
@@ -167,6 +153,7 @@ def take(stream: RowStream, say: Callable[[str], None] = lambda _: None) -> Path
             say(f"Streaming {stream.count:,} rows of {stream.source}, {position.taken:,} of which are here ...")
             name = f"{Path(stream.source).name.partition(':')[0].partition('.')[0]}-{{:05d}}{suffix}"
             _read_stream(stream, paths, folder / "rows" / name, position)
+        os.utime(folder)
     if not position.taken:
         raise DataError(f"{stream.source}: streaming gave no row. Write a larger data.streaming.share, or other rows.")
     return folder / "rows"
@@ -175,22 +162,21 @@ def take(stream: RowStream, say: Callable[[str], None] = lambda _: None) -> Path
 def _read_stream(stream: RowStream, paths: list[Path] | None, part: Path, position: Position) -> None:
     """Go on from a position to the end, and write it beside the parts after each of them."""
     with hub_datasets.data_errors(stream.source):
-        dataset = hub_datasets.stream(stream.source, paths)
-        turns = ShardTurns(dataset, PART, stream.seed, position.stream)
-    pending = Taken()
+        turns = ShardTurns(hub_datasets.stream(stream.source, paths), PART, stream.seed, position.stream)
+    pending, readings = list[str](), 0
     for lines in _lines(turns, stream, paths):
         chosen = np.random.default_rng([stream.seed, 14, position.readings]).random(len(lines)) < stream.share
-        position.readings, pending.readings = position.readings + 1, pending.readings + 1
-        pending.lines += itertools.compress(lines, chosen.tolist())
-        position.done = position.taken + len(pending.lines) >= stream.count
-        if position.done or len(pending.lines) >= PART or pending.readings >= AWAY:
+        position.readings, readings = position.readings + 1, readings + 1
+        pending += itertools.compress(lines, chosen.tolist())
+        position.done = position.taken + len(pending) >= stream.count
+        if position.done or len(pending) >= PART or readings >= AWAY:
             position.stream = turns.state()
-            _write(part, pending.lines[: stream.count - position.taken], position)
-            pending = Taken()
+            _write(part, pending[: stream.count - position.taken], position)
+            pending, readings = [], 0
         if position.done:
             return
     position.done = True
-    _write(part, pending.lines, position)
+    _write(part, pending, position)
 
 
 def _write(part: Path, lines: list[str], position: Position) -> None:
@@ -214,24 +200,3 @@ def _lines(turns: ShardTurns, stream: RowStream, paths: list[Path] | None) -> It
 def _plain(value: object) -> str | None:
     """A value that JSON does not have: times in words; sounds and pictures, which no format of text reads, as null."""
     return None if isinstance(value, bytes) else str(value)
-
-
-def _suffix(source: str, paths: list[Path]) -> str:
-    """The kind of the files that the rows are written into."""
-    suffix = paths[0].suffix.lower()
-    if suffix not in {*LINES, ".parquet"}:
-        raise DataError(
-            f"{source}: data.streaming reads jsonl, parquet and txt files and hub data sets, not {suffix}. "
-            "Leave data.streaming out; data.limit reads the first rows."
-        )
-    return suffix if suffix in LINES else ".jsonl"
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Inside the block no other process reads this stream."""
-    files.require_writable(folder / "lock")
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-        os.utime(folder)

@@ -15,7 +15,7 @@ import itertools
 import json
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -36,19 +36,16 @@ Bools = npt.NDArray[np.bool_]
 
 Scheme = Literal["IOB1", "IOB2", "BILOU", "plain"]
 """How tags mark entities. IOBES and BMES are read as BILOU: other letters for the same. `plain`: tags mark none."""
-SpanRule = Literal["conlleval", "IOB2", "BILOU", "IOBES"]
-"""Which tags make an entity; see `spans_of`."""
+SpanRule = Literal["conlleval", "IOB2", "BILOU", "IOBES"]  # which tags make an entity; see `spans_of`
 
 OUTSIDE = "O"
-IGNORED = -100
-"""Label of a token that carries no loss."""
+IGNORED = -100  # label of a token that carries no loss
 TOKEN_COLUMNS = ("tokens", "words")
 TAG_COLUMNS = ("tags", "ner_tags", "labels", "ner", "upos", "pos_tags", "pos")
 SPAN_COLUMNS = ("entities", "spans", "label", "labels")
 _LABEL_KEYS = ("label", "type", "entity", "entity_group", "tag")
 _TAG = re.compile(r"([BIMLEUS])-(.+)")
-_LETTERS = {"E": "L", "S": "U", "M": "I"}
-"""Letters of IOBES and BMES by those of BILOU."""
+_LETTERS = {"E": "L", "S": "U", "M": "I"}  # letters of IOBES and BMES by those of BILOU
 _ROWS_AT_ONCE = 1000
 
 
@@ -94,10 +91,8 @@ class TaggedRows:
     name: str
     fingerprint: str
     rows: tuple[TaggedRow, ...]
-    scheme: Scheme
-    """The scheme of the file; the rows' own tags are IOB2 or plain."""
-    skipped: tuple[str, ...] = ()
-    """Place and reason of every row that was left out."""
+    scheme: Scheme  # the scheme of the file; the rows' own tags are IOB2 or plain
+    skipped: tuple[str, ...] = ()  # place and reason of every row that was left out
 
 
 def read(
@@ -113,7 +108,9 @@ def read(
     """Read the rows of a file, a folder of files or a hub data set.
 
     `.conll`, `.conllu`, `.iob`, `.bio`, `.txt`, and `.tsv` without a header of known names, are files of columns: words
-    are in the first and tags in the last column, in CoNLL-U in `form` and `upos`.
+    are in the first and tags in the last column, in CoNLL-U in `form` and `upos`. Raises DataError: the source cannot
+    be read; or rows are malformed and `refuse` is set, as where the numbers of words and tags differ, a tag cannot
+    follow the one before it, spans overlap or lie outside of the text.
 
     Args:
         columns: Which column of the file stands for `tokens`, `tags`, `text` or `entities`. Columns of CoNLL files have
@@ -123,10 +120,6 @@ def read(
         scheme: That of the tags; None: it is recognised from all of them.
         names: Names of the tags where the file holds their numbers, from 0.
         limit: Rows to read; None for all.
-
-    Raises:
-        DataError: The source cannot be read; or rows are malformed and `refuse` is set, as where the numbers of words
-            and tags differ, a tag cannot follow the one before it, spans overlap or lie outside of the text.
     """
     renames = dict(columns or {})
     raws = list(itertools.islice(read_rows(source, readers=_READERS), limit))
@@ -134,7 +127,24 @@ def read(
 
     def converter(first: RawRow) -> Any:
         try:
-            _require_columns(first, renames, labelled=labelled)
+            for name, in_file in renames.items():
+                if in_file not in first.columns and (labelled or name != "tags"):
+                    near = did_you_mean(in_file, list(first.columns))
+                    raise DataError(f"has no column `{in_file}`, which data.columns names.{near}")
+            listed = ", ".join(f"`{each[:60]}`" for each in first.columns if each != "lines") or "none"
+            columns = _renamed(first, renames)
+            tokens, text = _one_of(columns, TOKEN_COLUMNS), columns.get("text")
+            if tokens is None and not isinstance(text, str):
+                raise DataError(
+                    f"has neither `tokens` nor `text` among its columns {listed}. "
+                    "Write data.columns='{tokens: NAME}' or data.columns='{text: NAME}' with its name."
+                )
+            wanted = TAG_COLUMNS if tokens is not None else SPAN_COLUMNS
+            if labelled and _one_of(columns, wanted) is None:
+                raise DataError(
+                    f"has no column `{wanted[0]}` among its columns {listed}. "
+                    f"Write data.columns='{{{wanted[0]}: NAME}}' with its name."
+                )
         except DataError as error:
             raise DataError(f"{source}: {error}") from None
         return lambda raw: _row(raw, renames, names, found, labelled=labelled)
@@ -144,9 +154,9 @@ def read(
     return TaggedRows(source, fingerprint(source), rows, found, tuple(skipped))
 
 
-def text_row(text: str, *, place: str = "text") -> TaggedRow:
+def text_row(text: str) -> TaggedRow:
     """A text without tags, such as one to predict."""
-    return _row(RawRow(place, {"text": text}), {}, (), "plain", labelled=False)
+    return _row(RawRow("text", {"text": text}), {}, (), "plain", labelled=False)
 
 
 def _read_tsv(path: Path) -> Iterator[RawRow]:
@@ -157,8 +167,6 @@ def _read_tsv(path: Path) -> Iterator[RawRow]:
 
 
 _READERS = {".txt": read_columns, ".tsv": _read_tsv}
-
-# Columns of a row
 
 
 def _renamed(raw: RawRow, renames: Mapping[str, str]) -> dict[str, Any]:
@@ -175,37 +183,9 @@ def _renamed(raw: RawRow, renames: Mapping[str, str]) -> dict[str, Any]:
     return {name: value for name, value in columns.items() if name not in renames.values()} | chosen
 
 
-def _require_columns(first: RawRow, renames: Mapping[str, str], *, labelled: bool) -> None:
-    """Raise DataError where the columns of the first row are not those of a tagged row."""
-    for name, in_file in renames.items():
-        if in_file not in first.columns and (labelled or name != "tags"):
-            near = did_you_mean(in_file, list(first.columns))
-            raise DataError(f"has no column `{in_file}`, which data.columns names.{near}")
-    columns = _renamed(first, renames)
-    tokens, text = _one_of(columns, TOKEN_COLUMNS), columns.get("text")
-    if tokens is None and not isinstance(text, str):
-        raise DataError(
-            f"has neither `tokens` nor `text` among its columns {_listed(first)}. "
-            "Write data.columns='{tokens: NAME}' or data.columns='{text: NAME}' with its name."
-        )
-    wanted = TAG_COLUMNS if tokens is not None else SPAN_COLUMNS
-    if labelled and _one_of(columns, wanted) is None:
-        raise DataError(
-            f"has no column `{wanted[0]}` among its columns {_listed(first)}. "
-            f"Write data.columns='{{{wanted[0]}: NAME}}' with its name."
-        )
-
-
-def _listed(row: RawRow) -> str:
-    return ", ".join(f"`{each[:60]}`" for each in row.columns if each != "lines") or "none"
-
-
 def _one_of(columns: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The name of these that `columns` has, the first of them before all others; None where it has none.
-
-    Raises:
-        DataError: It has several.
-    """
+    """The name of these that `columns` has, the first of them before all others; None where it has none. Raises
+    DataError: it has several."""
     found = [name for name in names if columns.get(name) is not None]
     if len(found) > 1 and found[0] != names[0]:
         raise DataError(
@@ -253,7 +233,17 @@ def _row(raw: RawRow, renames: Mapping[str, str], names: Sequence[str], scheme: 
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"`text` must be text that is not empty, found {excerpt(text)}.")
         spans = _entities_in(columns, text) if labelled else []
-        offsets = _split(text, edges={edge for start, end, _ in spans for edge in (start, end)})
+        # Words: runs of letters and digits, and each other sign; cut at the edges of entities too.
+        edges = {edge for start, end, _ in spans for edge in (start, end)}
+        offsets: list[tuple[int, int]] = []
+        before = "space"
+        for at, character in enumerate(text):
+            kind = _kind(character)
+            if kind == before == "letter" and at not in edges:
+                offsets[-1] = (offsets[-1][0], at + 1)
+            elif kind != "space":
+                offsets.append((at, at + 1))
+            before = kind
         words = tuple(text[start:end] for start, end in offsets)
         starts = [start for start, _ in offsets]
         word_at = functools.partial(bisect.bisect_left, starts)  # the word that begins at a character, or after it
@@ -292,9 +282,6 @@ def _found_in(text: str, words: Sequence[str]) -> list[tuple[int, int]] | None:
         at = start + len(word)
         offsets.append((start, at))
     return None if text[at:].strip() else offsets
-
-
-# Texts with entities by offsets
 
 
 def _entities_in(columns: Mapping[str, Any], text: str) -> list[EntitySpan]:
@@ -343,23 +330,6 @@ def _kind(character: str) -> str:
     # Chinese, Japanese: no spaces between words, so that each character is one, as in BERT's own splitting.
     ideograph = "\u3040" <= character <= "\u30ff" or "\u3400" <= character <= "\u9fff" or character >= "\U00020000"
     return "sign" if ideograph or unicodedata.category(character)[0] in "PS" else "letter"
-
-
-def _split(text: str, *, edges: Collection[int] = ()) -> list[tuple[int, int]]:
-    """Start and end of the words of a text: runs of letters and digits, and each other sign; cut at the `edges` too."""
-    offsets: list[tuple[int, int]] = []
-    before = "space"
-    for at, character in enumerate(text):
-        kind = _kind(character)
-        if kind == before == "letter" and at not in edges:
-            offsets[-1] = (offsets[-1][0], at + 1)
-        elif kind != "space":
-            offsets.append((at, at + 1))
-        before = kind
-    return offsets
-
-
-# Schemes
 
 
 def _parsed(tag: str) -> tuple[str, str]:
@@ -497,9 +467,6 @@ def spans_of(tags: Sequence[str], *, rule: SpanRule = "conlleval") -> list[Entit
     return spans
 
 
-# Labels of a model, and what it reads
-
-
 @dataclass(frozen=True)
 class TagSet:
     """The tags that a model tells apart; a tag's label is its number."""
@@ -510,11 +477,7 @@ class TagSet:
 
     @classmethod
     def of(cls, rows: Iterable[TaggedRow], scheme: Scheme) -> TagSet:
-        """The tags of training rows, which were read as `scheme`.
-
-        Raises:
-            DataError: There are fewer than two.
-        """
+        """The tags of training rows, which were read as `scheme`. Raises DataError: there are fewer than two."""
         tags = {tag for row in rows for tag in row.tags}
         if scheme == "plain":
             names = tuple(sorted(tags))
@@ -537,11 +500,7 @@ class TagSet:
         return {name: number for number, name in enumerate(self.names)}
 
     def labels(self, row: TaggedRow) -> Indices:
-        """The labels (W,) of a row.
-
-        Raises:
-            DataError: It has a tag that no training row has.
-        """
+        """The labels (W,) of a row. Raises DataError: it has a tag that no training row has."""
         for number, tag in enumerate(row.tags, start=1):
             if tag not in self.ids:
                 raise DataError(
@@ -580,15 +539,13 @@ class TagEncoder:
 
     Tokens are those of a row's text or, where the file gave words, of the words with spaces between them; the offsets
     of tokens say which are a word's. BERT's tokenizer gives the same with `is_split_into_words`, which byte-level
-    tokenizers refuse, or answer with other tokens for the first word.
+    tokenizers refuse, or answer with other tokens for the first word. Raises BackboneError: the tokenizer is not a fast
+    one.
 
     Args:
         tokenizer: A fast tokenizer.
         tag_set: Tags that labels number; None for rows without tags.
         max_tokens: Most tokens of a row, special ones included. A longer row is cut where a word begins.
-
-    Raises:
-        BackboneError: The tokenizer is not a fast one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tag_set: TagSet | None, *, max_tokens: int) -> None:
@@ -600,11 +557,8 @@ class TagEncoder:
         self._tokenizer, self._tag_set, self._max_tokens = tokenizer, tag_set, max_tokens
 
     def encode(self, rows: Iterable[TaggedRow]) -> Iterator[EncodedTags]:
-        """Yield the rows as the model reads them.
-
-        Raises:
-            DataError: A tag is unknown, or max_tokens leaves room for special tokens only.
-        """
+        """Yield the rows as the model reads them. Raises DataError: a tag is unknown, or max_tokens leaves room for
+        special tokens only."""
         iterator = iter(rows)
         while chunk := list(itertools.islice(iterator, _ROWS_AT_ONCE)):
             texts = [_joined(row.words) if row.read_as_words else (row.text, row.offsets) for row in chunk]
@@ -618,9 +572,27 @@ class TagEncoder:
             )
             columns = (encodings[name] for name in ("input_ids", "offset_mapping", "special_tokens_mask"))
             for row, (_, words), ids, offsets, special in zip(chunk, texts, *columns, strict=True):
-                yield self._encoded(row, ids, _first_tokens(words, offsets, special), special)
+                yield self._encoded(row, ids, words, offsets, special)
 
-    def _encoded(self, row: TaggedRow, ids: Sequence[int], position_W: Indices, special: Sequence[int]) -> EncodedTags:
+    def _encoded(
+        self,
+        row: TaggedRow,
+        ids: Sequence[int],
+        words: Sequence[tuple[int, int]],
+        tokens: Sequence[tuple[int, int]],
+        special: Sequence[int],
+    ) -> EncodedTags:
+        """A row from its tokens: `words` and `tokens` have start and end of each in the text."""
+        # The first token of each word that is not another word's already; that word's where it has no other, or -1.
+        position_W = np.full(len(words), -1, dtype=np.int64)
+        previous, cursor = -1, 0
+        own = [at for at, (start, end) in enumerate(tokens) if end > start and not special[at]]
+        for word, (start, end) in enumerate(words):
+            while cursor < len(own) and tokens[own[cursor]][1] <= start:
+                cursor += 1
+            overlapping = [at for at in own[cursor : cursor + 2] if tokens[at][0] < end]
+            if overlapping:
+                position_W[word] = previous = next((at for at in overlapping if at > previous), previous)
         ids_T = np.asarray(ids, dtype=np.int64)
         words_cut = 0
         if len(ids_T) > self._max_tokens:
@@ -649,32 +621,6 @@ class TagEncoder:
         return EncodedTags(ids_T, supervised, labels, position_W, words_cut)
 
 
-def _first_tokens(
-    words: Sequence[tuple[int, int]], tokens: Sequence[tuple[int, int]], special: Sequence[int]
-) -> Indices:
-    """The first token (W,) of each word that is not another word's already; that word's where it has no other, or -1.
-
-    Args:
-        words: Start and end of each word in the text (W,).
-        tokens: Start and end of each token (T,).
-        special: Whether a token is one that the tokenizer has added (T,).
-    """
-    position_W = np.full(len(words), -1, dtype=np.int64)
-    before = -1
-    own = [at for at, (start, end) in enumerate(tokens) if end > start and not special[at]]
-    cursor = 0
-    for word, (start, end) in enumerate(words):
-        while cursor < len(own) and tokens[own[cursor]][1] <= start:
-            cursor += 1
-        overlapping = [at for at in own[cursor : cursor + 2] if tokens[at][0] < end]
-        if overlapping:
-            position_W[word] = before = next((at for at in overlapping if at > before), before)
-    return position_W
-
-
-# What a model predicts
-
-
 class Entity(NamedTuple):
     """A predicted entity, in characters of the text."""
 
@@ -682,8 +628,7 @@ class Entity(NamedTuple):
     end: int
     label: str
     text: str
-    probability: float
-    """Probability of exactly these edges and this type, where the tags of words are independent."""
+    probability: float  # probability of exactly these edges and this type, where the tags of words are independent
 
 
 def word_probabilities(encoded: EncodedTags, p_SC: Floats, tag_set: TagSet) -> Floats:

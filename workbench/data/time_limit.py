@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Literal
 
-SECONDS = 5.0
-"""Processor time for one conversation; a chat template takes milliseconds."""
+SECONDS = 5.0  # processor time for one conversation; a chat template takes milliseconds
 
 
 class _TooLong(BaseException):

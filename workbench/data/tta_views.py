@@ -37,21 +37,18 @@ from workbench.schema import did_you_mean
 Fields: TypeAlias = tuple[str, ...]
 UserMerge: TypeAlias = Callable[[Floats], Floats]
 """Merges values (V, N, C) of the views, the original rows first, to values (N, C), each row by itself."""
-KEY = "tta.function"
-"""The setting that names the file, for messages."""
+KEY = "tta.function"  # the setting that names the file, for messages
 
 
 class UserViews:
-    """Views that a user's function `views` returns: equally many for every row, with texts in the same columns.
+    """Views that a user's function `views` returns: equally many for every row, with texts in the same columns. Raises
+    ConfigError: the file has no such function, or its results do not fit.
 
     Args:
         path: The user's file.
         columns: Names of the columns of a row.
         example: Columns of the row that decides how many views there are.
         place: Place of that row.
-
-    Raises:
-        ConfigError: The file has no such function, or its results do not fit.
     """
 
     def __init__(self, path: Path, *, columns: Fields, example: Fields, place: str) -> None:
@@ -67,8 +64,9 @@ class UserViews:
         self.count = len(views)
         self._cache = {example: views}
 
-    def views(self, fields: Fields, place: str) -> list[Fields]:
-        """The views of a row."""
+    def view(self, number: int, record: LabelledRecord) -> Fields:
+        """One of the views of a row."""
+        fields, place = record.fields, record.place
         if fields not in self._cache:
             views = self._call(fields, place)
             if len(views) != self.count:
@@ -78,7 +76,7 @@ class UserViews:
                     "every row; the row itself may be one",
                 )
             self._cache[fields] = views
-        return self._cache[fields]
+        return self._cache[fields][number]
 
     def _call(self, fields: Fields, place: str) -> list[Fields]:
         try:
@@ -130,11 +128,8 @@ def require_used(config: TtaConfig) -> None:
 
 
 def user_merge(config: TtaConfig) -> UserMerge | None:
-    """The user's function `merge`, where `tta.merge` is user; workbench/crossval/tta.py checks its results.
-
-    Raises:
-        ConfigError: The file has no such function.
-    """
+    """The user's function `merge`, where `tta.merge` is user; workbench/crossval/tta.py checks its results. Raises
+    ConfigError: the file has no such function."""
     path = config.function
     if path is None or config.merge != "user":
         return None
@@ -172,11 +167,8 @@ class TextView:
     """The output of the view that corresponds to each output of the original row; None where they are the same."""
 
     def rows(self, rows: LabelledSet, reader: RowReader) -> LabelledSet:
-        """The same rows, tokenised in this view.
-
-        Raises:
-            DataError: The view's template leaves no tokens to the columns of a row.
-        """
+        """The same rows, tokenised in this view. Raises DataError: the view's template leaves no tokens to the columns
+        of a row."""
         assert isinstance(reader, TextReader)
         encoder = FieldTokenizer(reader.tokenizer, self.classes, max_tokens=reader.data.max_tokens)
         try:
@@ -188,7 +180,6 @@ class TextView:
         return replace(rows, inputs=TokenRows(tokens))
 
     def why_useless(self, rows: LabelledSet, changed: int) -> str:
-        """Why this view changes so few rows."""
         which = "no other row" if changed else "no row"
         if self.name in WINDOWS:
             return f"{which} is longer than data.max_tokens"
@@ -207,22 +198,15 @@ class TextView:
         return record.fields if empty else changed
 
     def outputs(self, outputs_NC: Floats) -> Floats:
-        """Map outputs (or values) for rows in this view to outputs for the original rows."""
         return outputs_NC if self.order_C is None else outputs_NC[:, list(self.order_C)]
 
 
 def text_views(
     config: TtaConfig, classes: ClassesConfig, labels: Labels, *, seed: int, example: LabelledRecord
 ) -> list[TextView]:
-    """Make the views that `config` names.
-
-    Args:
-        seed: Seed of the noise.
-        example: Any row; a user's function must return as many views of every row as of this one.
-
-    Raises:
-        ConfigError: A view does not fit the rows or their labels, or the user's file is wrong.
-    """
+    """Make the views that `config` names. Raises ConfigError: a view does not fit the rows or their labels, or the
+    user's file is wrong. `seed`: seed of the noise. `example`: any row; a user's function must return as many views of
+    every row as of this one."""
     if reason := config.refusal(classes):
         raise ConfigError(reason)
     require_used(config)
@@ -244,14 +228,32 @@ def _named_text_views(
     if name in WINDOWS:
         return [TextView(name, classes.model_copy(update={"keep": WINDOWS[name]}), attrgetter("fields"))]
     if name == "swap":
-        return [_swap(classes, labels)]
+        # Exchanges the two responses, and the outputs for a and b.
+        other = {"a": "b", "b": "a", "response_a": "response_b", "response_b": "response_a"}
+        for label in labels.names:
+            if other.get(label, label) not in labels.names:
+                raise ConfigError(
+                    f"tta.views: swap turns a into b and b into a, but no training row has the label `{other[label]}`. "
+                    f"Give rows where {other[label]} wins, or leave swap out."
+                )
+        order = [classes.fields.index(other.get(field, field)) for field in classes.fields]
+        order_C = tuple(labels.names.index(other.get(label, label)) for label in labels.names)
+        return [TextView("swap", classes, partial(_reorder, order), order_C)]
     if name == "templates":
-        return [_template(number, text, classes) for number, text in enumerate(config.templates, start=1)]
+        # Each column keeps its share of the tokens.
+        shares = dict(zip(classes.fields, classes.parts, strict=True))
+        others = [
+            ClassesConfig.model_validate({**classes.model_dump(), "text": text, "shares": shares})
+            for text in config.templates
+        ]
+        orders = [[classes.fields.index(field) for field in other.fields] for other in others]
+        return [
+            TextView(f"template {number}", other, partial(_reorder, order))
+            for number, (other, order) in enumerate(zip(others, orders, strict=True), start=1)
+        ]
     assert config.function is not None
     views = UserViews(config.function, columns=classes.fields, example=example.fields, place=example.place)
-    return [
-        TextView(f"user {number + 1}", classes, partial(_user_text, views, number)) for number in range(views.count)
-    ]
+    return [TextView(f"user {number + 1}", classes, partial(views.view, number)) for number in range(views.count)]
 
 
 def _add_noise(name: ViewName, record: LabelledRecord, *, share: float, seed: int, copy: int) -> Fields:
@@ -259,36 +261,8 @@ def _add_noise(name: ViewName, record: LabelledRecord, *, share: float, seed: in
     return tuple(_NOISE[name](text, rng, share=share) for text in record.fields)
 
 
-def _user_text(views: UserViews, number: int, record: LabelledRecord) -> Fields:
-    return views.views(record.fields, record.place)[number]
-
-
 def _reorder(order: Sequence[int], record: LabelledRecord) -> Fields:
     return tuple(record.fields[number] for number in order)
-
-
-def _swap(classes: ClassesConfig, labels: Labels) -> TextView:
-    """Exchanges the two responses, and the outputs for a and b."""
-    other = {"a": "b", "b": "a", "response_a": "response_b", "response_b": "response_a"}
-    for name in labels.names:
-        if other.get(name, name) not in labels.names:
-            missing = other[name]
-            raise ConfigError(
-                f"tta.views: swap turns a into b and b into a, but no training row has the label `{missing}`. "
-                f"Give rows where {missing} wins, or leave swap out."
-            )
-    order = [classes.fields.index(other.get(name, name)) for name in classes.fields]
-    order_C = tuple(labels.names.index(other.get(name, name)) for name in labels.names)
-    return TextView("swap", classes, partial(_reorder, order), order_C)
-
-
-def _template(number: int, text: str, classes: ClassesConfig) -> TextView:
-    """Another template; each column keeps its share of the tokens."""
-    shares = dict(zip(classes.fields, classes.parts, strict=True))
-    other = ClassesConfig.model_validate({**classes.model_dump(), "text": text, "shares": shares})
-    return TextView(
-        f"template {number}", other, partial(_reorder, [classes.fields.index(name) for name in other.fields])
-    )
 
 
 Picture: TypeAlias = NDArray[np.uint8]
@@ -304,20 +278,15 @@ class PictureView:
     change: PictureChange
 
     def picture(self, picture_HW3: Picture, row: int) -> Picture:
-        """The picture of a row in this view, of the same size.
-
-        Raises:
-            ConfigError: A user's function returns no such picture; the message names the row.
-        """
+        """The picture of a row in this view, of the same size. Raises ConfigError: a user's function returns no such
+        picture; the message names the row."""
         return self.change(picture_HW3, row)
 
     def rows(self, rows: LabelledSet, reader: RowReader) -> LabelledSet:
-        """The same rows in this view."""
         assert isinstance(rows.inputs, PictureRows)
         return replace(rows, inputs=rows.inputs.seen(self.picture))
 
     def why_useless(self, rows: LabelledSet, changed: int) -> str:
-        """Why this view changes so few rows."""
         return f"{'no other picture' if changed else 'no picture'} looks different in it"
 
     def outputs(self, outputs_NC: Floats) -> Floats:
@@ -325,24 +294,17 @@ class PictureView:
         return outputs_NC
 
 
-def picture_views(config: TtaConfig, classes: ClassesConfig, *, example: Picture, row: int = 0) -> list[PictureView]:
-    """Make the views of pictures that `config` names.
-
-    Args:
-        example: Any stored picture; a user's function must return as many views of every picture as of this one.
-        row: Number of its row.
-
-    Raises:
-        ConfigError: A view does not fit the rows, or the user's file is wrong.
-    """
+def picture_views(config: TtaConfig, classes: ClassesConfig, *, example: Picture) -> list[PictureView]:
+    """Make the views of pictures that `config` names. Raises ConfigError: a view does not fit the rows, or the user's
+    file is wrong. `example`: the picture of row 0; a user's function must return as many views of every picture as of
+    this one."""
     if reason := config.refusal(classes, pictures=True):
         raise ConfigError(reason)
     require_used(config)
-    return [view for name in config.views for view in _named_picture_views(name, config, example, row)]
+    return [view for name in config.views for view in _named_picture_views(name, config, example)]
 
 
-def _named_picture_views(name: ViewName, config: TtaConfig, example: Picture, row: int) -> Iterator[PictureView]:
-    """The views of one name."""
+def _named_picture_views(name: ViewName, config: TtaConfig, example: Picture) -> Iterator[PictureView]:
     if name == "flip":
         yield PictureView("flip", partial(_symmetry, 0, True))
     elif name == "eight":
@@ -365,9 +327,9 @@ def _named_picture_views(name: ViewName, config: TtaConfig, example: Picture, ro
             yield PictureView(f"shift {side}", partial(_moved, 0.0, right * share, down * share))
     else:
         assert name == "user" and config.function is not None
-        views = _UserPictures(config.function, example=example, row=row)
+        views = _UserPictures(config.function, example)
         for number in range(views.count):
-            yield PictureView(f"user {number + 1}", partial(_user_picture, views, number))
+            yield PictureView(f"user {number + 1}", partial(views.view, number))
 
 
 def _symmetry(turns: int, flips: bool, picture_HW3: Picture, row: int) -> Picture:
@@ -403,27 +365,26 @@ def _moved(degrees: float, right: float, down: float, picture_HW3: Picture, row:
 class _UserPictures:
     """Views that a user's function `views` returns: equally many pictures for every one, each of its size."""
 
-    def __init__(self, path: Path, *, example: Picture, row: int) -> None:
+    def __init__(self, path: Path, example: Picture) -> None:
         self._path = path
         self._function = plugins.function(path, "views", "def views(picture: ndarray) -> list[ndarray]", key=KEY)
-        self._example_row = row
-        views = self._called(example, row)
+        views = self._called(example, 0)
         if not views:
-            raise self._error(row, "returned no view. Return a list of one or more pictures")
-        if any((first != second).any() for first, second in zip(views, self._called(example, row), strict=True)):
-            raise self._error(row, "returned other views when called again. Derive randomness from the picture alone")
+            raise self._error(0, "returned no view. Return a list of one or more pictures")
+        if any((first != second).any() for first, second in zip(views, self._called(example, 0), strict=True)):
+            raise self._error(0, "returned other views when called again. Derive randomness from the picture alone")
         self.count = len(views)
 
-    def views(self, picture_HW3: Picture, row: int) -> list[Picture]:
-        """The views of a picture."""
+    def view(self, number: int, picture_HW3: Picture, row: int) -> Picture:
+        """One of the views of a picture."""
         views = self._called(picture_HW3, row)
         if len(views) != self.count:
             raise self._error(
                 row,
-                f"returned {len(views)} views, but {self.count} for row {self._example_row}. Return equally many for "
-                "every picture; the picture itself may be one",
+                f"returned {len(views)} views, but {self.count} for row 0. Return equally many for every picture; the "
+                "picture itself may be one",
             )
-        return views
+        return views[number]
 
     def _called(self, picture_HW3: Picture, row: int) -> list[Picture]:
         try:
@@ -449,12 +410,7 @@ class _UserPictures:
         return ConfigError(f"{KEY}: views() of {self._path}, called with the picture of row {row}, {problem}.")
 
 
-def _user_picture(views: _UserPictures, number: int, picture_HW3: Picture, row: int) -> Picture:
-    return views.views(picture_HW3, row)[number]
-
-
-SAMPLED = 500
-"""Pictures that are looked at to see whether a view changes any."""
+SAMPLED = 500  # pictures that are looked at to see whether a view changes any
 
 
 class RowView(Protocol):
@@ -475,27 +431,19 @@ class RowView(Protocol):
 
 
 def row_views(config: RunConfig, labels: Labels, rows: LabelledSet) -> Sequence[RowView]:
-    """Make the views that `tta.views` names.
-
-    Args:
-        rows: A user's function must return as many views of every row as of the first one.
-
-    Raises:
-        ConfigError: A view does not fit the rows or their labels, or the user's file is wrong.
-    """
+    """Make the views that `tta.views` names. Raises ConfigError: a view does not fit the rows or their labels, or the
+    user's file is wrong. `rows`: a user's function must return as many views of every row as of the first one."""
     if isinstance(rows.inputs, PictureRows):
         return picture_views(config.tta, config.classes, example=rows.inputs.picture(0))
     return text_views(config.tta, config.classes, labels, seed=config.seed, example=rows.records[0])
 
 
 def useful_views(views: Sequence[RowView], rows: LabelledSet, reader: RowReader) -> tuple[list[RowView], list[str]]:
-    """Select the views that change at least `MIN_CHANGED_SHARE` of the rows as the model reads them.
+    """Select the views that change at least `MIN_CHANGED_SHARE` of the rows as the model reads them. Raises DataError:
+    no view does.
 
     Returns:
         The views, and a sentence about each one that was left out.
-
-    Raises:
-        DataError: No view does.
     """
     if isinstance(rows.inputs, PictureRows):
         rows = rows.subset(np.arange(0, len(rows), max(1, len(rows) // SAMPLED)))

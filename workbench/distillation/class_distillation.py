@@ -47,10 +47,8 @@ from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
 
-KEPT = "teacher.safetensors"
-"""File of a run directory with the outputs of the teacher."""
-OUT_OF_FOLD = "out_of_fold.parquet"
-"""File of a cross-validation's run directory."""
+KEPT = "teacher.safetensors"  # file of a run directory with the outputs of the teacher
+OUT_OF_FOLD = "out_of_fold.parquet"  # file of a cross-validation's run directory
 _HEADS = ("ForSequenceClassification", "ForImageClassification")
 
 
@@ -97,15 +95,8 @@ class ClassTeacher:
 
 
 def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) -> list[ClassTeacher]:
-    """Those who teach together, none of them loaded.
-
-    Args:
-        student: The distillation's configuration.
-        labels: The student's.
-
-    Raises:
-        ConfigError: they say nothing of classes, or of other ones.
-    """
+    """Those who teach together, none of them loaded. Raises ConfigError: they say nothing of classes, or of other ones.
+    `student`: the distillation's configuration. `labels`: the student's."""
     if student.distill.teacher.id == BACKBONE:
         raise ConfigError(
             "distill.teacher.id=backbone: a backbone whose head starts at random knows nothing of classes. Write a run "
@@ -119,7 +110,26 @@ def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) ->
         )
     teachers = [_crossval(source)] if folds else _classifiers(source, student, labels)
     for teacher in teachers:
-        _require_same(teacher, labels)
+        name = f"distill.teacher.id={teacher.name}"
+        if teacher.labels.kind != labels.kind:
+            raise ConfigError(
+                f"{name}: its labels are of kind {teacher.labels.kind}, the student's of kind {labels.kind}. Write "
+                f"classes.kind={teacher.labels.kind}, with such labels, or take another teacher."
+            )
+        lacking, more = (
+            ", ".join(f"`{each}`" for each in names[:8]) + (", ..." if len(names) > 8 else "")
+            for names in (
+                [each for each in labels.names if each not in teacher.labels.names],
+                [each for each in teacher.labels.names if each not in labels.names],
+            )
+        )
+        if lacking or more:
+            differences = [f"it says nothing of {lacking}"] if lacking else []
+            differences += [f"no training row has {more}, which it knows"] if more else []
+            raise ConfigError(
+                f"{name}: {', and '.join(differences)}. Teacher and student need the same classes, in any "
+                "order: name them alike in data.train, give rows of each, or take a teacher that was trained on these."
+            )
     return teachers
 
 
@@ -212,30 +222,6 @@ def _stock_labels(source: TeacherSource, wanted: Kind) -> Labels:
     return Labels("pair" if wanted == "pair" else "one", names)
 
 
-def _require_same(teacher: ClassTeacher, labels: Labels) -> None:
-    """Raise ConfigError where teacher and student predict different classes or numbers."""
-    name = f"distill.teacher.id={teacher.name}"
-    if teacher.labels.kind != labels.kind:
-        raise ConfigError(
-            f"{name}: its labels are of kind {teacher.labels.kind}, the student's of kind {labels.kind}. Write "
-            f"classes.kind={teacher.labels.kind}, with such labels, or take another teacher."
-        )
-    lacking, more = (
-        ", ".join(f"`{each}`" for each in names[:8]) + (", ..." if len(names) > 8 else "")
-        for names in (
-            [each for each in labels.names if each not in teacher.labels.names],
-            [each for each in teacher.labels.names if each not in labels.names],
-        )
-    )
-    if lacking or more:
-        differences = [f"it says nothing of {lacking}"] if lacking else []
-        differences += [f"no training row has {more}, which it knows"] if more else []
-        raise ConfigError(
-            f"{name}: {', and '.join(differences)}. Teacher and student need the same classes, in any "
-            "order: name them alike in data.train, give rows of each, or take a teacher that was trained on these."
-        )
-
-
 class TeacherOutputs(NamedTuple):
     """Outputs (N, C) of the teacher in the student's order of classes: logits, or standardised numbers."""
 
@@ -289,10 +275,7 @@ def _first_told(
 
 def unlabelled(config: RunConfig, data: ClassSplits, reader: RowReader) -> LabelledSet | None:
     """The rows of distill.unlabelled without those that are also held out or tested on; labels are not looked at.
-
-    Raises:
-        DataError: nothing is left.
-    """
+    Raises DataError: nothing is left."""
     path = config.distill.unlabelled
     if path is None:
         return None
@@ -361,10 +344,7 @@ def _out_of_fold(
 
 def require_own_rows(teacher: ClassTeacher, run: Path, train: LabelledSet, student: RunConfig) -> None:
     """Raise ConfigError where a cross-validation has seen less than half of the training rows, or forgot what it said.
-
-    Args:
-        run: The cross-validation's.
-    """
+    `run`: the cross-validation's."""
     path = run / OUT_OF_FOLD
     known = _table(path, teacher)
     own = sum(text in known for text in teacher.texts(teacher.rows(train, student)))
@@ -475,8 +455,7 @@ def examples(config: RunConfig, train: LabelledSet, extra: LabelledSet | None) -
 class MixedSampling(RepeatedRows):
     """Sampler of the first rows by their own rule, and of all others once each in an epoch."""
 
-    first: ClassBalancedRows
-    """Samples among the first rows."""
+    first: ClassBalancedRows  # samples among the first rows
 
     def __len__(self) -> int:
         return len(self.first) + len(self.rows) - len(self.first.rows)

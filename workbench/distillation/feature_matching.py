@@ -46,17 +46,14 @@ _RELATIVE = {
     "rel_embeddings",
     "relative_position_bias_table",  # BEiT, Swin
     "continuous_position_bias_mlp",  # Swin v2
-}
-"""Parts that say what attention adds to its scores."""
+}  # parts that say what attention adds to its scores
 
 
 class CapturePoint(NamedTuple):
     """A tensor inside a model."""
 
-    path: str
-    """Path of the module in the model."""
-    read: bool = False
-    """Capture the module's first input instead of its output."""
+    path: str  # path of the module in the model
+    read: bool = False  # capture the module's first input instead of its output
 
 
 Caught = Mapping[CapturePoint, Tensor]
@@ -65,11 +62,9 @@ Caught = Mapping[CapturePoint, Tensor]
 class Projections(NamedTuple):
     """Queries, keys and values of a layer's self-attention, before rotary positions are applied."""
 
-    spots: tuple[CapturePoint, ...]
-    """One of each, or one of all."""
+    spots: tuple[CapturePoint, ...]  # one of each, or one of all
     widths: tuple[int, int, int]
-    causal: bool
-    """Whether no token looks at those after it."""
+    causal: bool  # whether no token looks at those after it
 
     def of(self, caught: Caught) -> tuple[Tensor, ...]:
         """Queries, keys and values (B, L, their width)."""
@@ -80,14 +75,12 @@ class Projections(NamedTuple):
 class ComparedLayers:
     """The layers of a model that another's are compared with; of an encoder-decoder, the decoder's.
 
-    Hidden states are (B, L, D); the L positions of a feature map are its pixels, row by row.
+    Hidden states are (B, L, D); the L positions of a feature map are its pixels, row by row. Raises ConfigError: its
+    blocks are not its layers.
 
     Args:
         model: The modules that run, with or without an adapter's inside; they may be without weights.
         picture_13HW: One that the model will read, by whose size the positions are counted; by default of its own size.
-
-    Raises:
-        ConfigError: its blocks are not its layers.
     """
 
     def __init__(self, model: PreTrainedModel, picture_13HW: Tensor | None = None) -> None:
@@ -105,7 +98,17 @@ class ComparedLayers:
                 "cannot be told apart. Leave distill.match out, or take another backbone."
             )
         self._virtual = visual_prompt_tuner.virtual_tokens(model)
-        self._shapes = self._caught_shapes(picture_13HW) if self._sees else {}
+        self._shapes: dict[CapturePoint, torch.Size] = {}
+        if self._sees:  # of all that can be compared, by one call of the model
+            blank = anatomy.blank_picture(model)
+            spots = [self.hidden(layer) for layer in range(self.count + 1)]
+            for layer in range(1, self.count + 1):
+                if found := self.projections(layer):
+                    spots += found.spots
+            catcher = ActivationCatcher(model, spots, graph=False)
+            with catcher.catching():
+                anatomy.compute_picture(model, blank if picture_13HW is None else picture_13HW.to(blank))
+            self._shapes = {spot: tensor.shape for spot, tensor in catcher.take().items()}
 
     def width(self, spot: CapturePoint) -> int:
         """D of hidden states."""
@@ -130,10 +133,7 @@ class ComparedLayers:
 
     def own(self, spot: CapturePoint, caught_BLD: Tensor, *, length: int) -> Tensor:
         """Those of a row's own tokens, without the virtual ones: before a text, and behind the patches of a picture.
-
-        Args:
-            length: L of texts.
-        """
+        `length`: L of texts."""
         if self._sees:
             return caught_BLD[:, : caught_BLD.shape[1] - self._virtual_at(spot)]
         return caught_BLD[:, -length:]
@@ -175,19 +175,6 @@ class ComparedLayers:
     def _virtual_at(self, spot: CapturePoint) -> int:
         """Virtual tokens there; the last block gives none of them."""
         return 0 if spot == self.hidden(self.count) else self._virtual
-
-    def _caught_shapes(self, picture_13HW: Tensor | None) -> dict[CapturePoint, torch.Size]:
-        """Shapes of all that can be compared, by one call of the model."""
-        blank = anatomy.blank_picture(self.model)
-        picture = blank if picture_13HW is None else picture_13HW.to(blank)
-        spots = [self.hidden(layer) for layer in range(self.count + 1)]
-        for layer in range(1, self.count + 1):
-            if found := self.projections(layer):
-                spots += found.spots
-        catcher = ActivationCatcher(self.model, spots, graph=False)
-        with catcher.catching():
-            anatomy.compute_picture(self.model, picture)
-        return {spot: tensor.shape for spot, tensor in catcher.take().items()}
 
 
 class ActivationCatcher:
@@ -232,19 +219,17 @@ class ActivationCatcher:
         module = self._model.get_submodule(spot.path)
         held = self._caught[spot]
 
-        def read(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            keep(arguments[0] if arguments else named["hidden_states"])
-
-        def given(_: nn.Module, __: Any, output: Any) -> None:
-            keep(output[0] if isinstance(output, (tuple, list)) else output)
-
         def keep(tensor: Tensor) -> None:
             tensor = tensor.flatten(2).mT if tensor.ndim == 4 else tensor
             held.append(tensor if self._graph else tensor.detach())
 
         if spot.read:
-            return module.register_forward_pre_hook(read, with_kwargs=True)
-        return module.register_forward_hook(given)
+            return module.register_forward_pre_hook(
+                lambda _, given, named: keep(given[0] if given else named["hidden_states"]), with_kwargs=True
+            )
+        return module.register_forward_hook(
+            lambda _, __, output: keep(output[0] if isinstance(output, (tuple, list)) else output)
+        )
 
 
 def layers(config: PretrainedConfig) -> int:
@@ -267,15 +252,13 @@ def scores(queries_BLD: Tensor, keys_BLD: Tensor, *, heads: int) -> Tensor:
 
 
 class FeatureMatching(nn.Module):
-    """Compares what runs inside of two models; trains beside the student and is never shipped.
+    """Compares what runs inside of two models; trains beside the student and is never shipped. Raises ConfigError: a
+    term names a layer that is not there, or cannot be computed of these models.
 
     Args:
         student, teacher: Backbones without an adapter's wrapper, the modules that run. They may be one object.
         seed: Decides how the projections between different widths start.
         picture_13HW: A picture of the size that both will read, where they read pictures.
-
-    Raises:
-        ConfigError: a term names a layer that is not there, or cannot be computed of these models.
     """
 
     def __init__(
@@ -417,10 +400,26 @@ def _pair(
     term: MatchConfig, student: ComparedLayers, teacher: ComparedLayers, layers: tuple[int, int], *, where: str
 ) -> _Pair:
     """One layer of each, as the term compares them."""
-    _require_positions(student, teacher, layers, where)
+    row_shapes = [end.positions(end.hidden(layer)) for end, layer in zip((student, teacher), layers, strict=True)]
+    if row_shapes[0] != row_shapes[1] and None not in row_shapes:  # positions are compared one by one
+        counts = [each[1] for each in row_shapes if each is not None]
+        fitting = [
+            f"{own}: {other}"
+            for own in range(1, student.count + 1)
+            for other in range(1, teacher.count + 1)
+            if student.positions(student.hidden(own)) == teacher.positions(teacher.hidden(other))
+        ]
+        cure = "No layers of theirs have as many. Take"
+        if fitting:
+            cure = f"Write layers that fit, such as {where}.layers={{{fitting[-1]}}}, or take"
+        raise ConfigError(
+            f"{where}.layers: layer {layers[0]} of the student, {student.family}, has {counts[0]} positions (patches "
+            f"and other tokens, or pixels of a feature map), and layer {layers[1]} of the teacher, {teacher.family}, "
+            f"{counts[1]}. {cure} a teacher that cuts pictures as the student does, or leave distill.match out."
+        )
     if _compares_hidden(term):
-        own, other = student.hidden(layers[0]), teacher.hidden(layers[1])
-        return _Hidden(term.what, own, other, widths=(student.width(own), teacher.width(other)))
+        mine, theirs = student.hidden(layers[0]), teacher.hidden(layers[1])
+        return _Hidden(term.what, mine, theirs, widths=(student.width(mine), teacher.width(theirs)))
     ends = (_projections(term, student, layers[0], where), _projections(term, teacher, layers[1], where))
     if term.what == "relation":
         heads = term.heads or teacher.heads
@@ -432,10 +431,10 @@ def _pair(
         widths = sorted({width for end in ends for width in end.widths})
         if any(width % heads for width in widths):
             common = math.gcd(*widths)
-            fitting = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
+            numbers = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
             raise ConfigError(
                 f"{where}.heads: queries, keys and values are {', '.join(map(str, widths))} wide, which {heads} heads "
-                f"do not cut evenly. Write one of {fitting}."
+                f"do not cut evenly. Write one of {numbers}."
             )
         return _Projected(*ends, partial(_relation, heads=heads))
     for model in (student, teacher):
@@ -484,25 +483,3 @@ def _projections(term: MatchConfig, model: ComparedLayers, layer: int, where: st
             "positions of a picture are never compared with one another. Write what=hidden_mse or what=hidden_cosine."
         )
     return found
-
-
-def _require_positions(student: ComparedLayers, teacher: ComparedLayers, layers: tuple[int, int], where: str) -> None:
-    """Raise ConfigError where two layers have not the same positions, which are compared one by one."""
-    row_shapes = [end.positions(end.hidden(layer)) for end, layer in zip((student, teacher), layers, strict=True)]
-    if row_shapes[0] == row_shapes[1] or None in row_shapes:
-        return
-    counts = [each[1] for each in row_shapes if each is not None]
-    fitting = [
-        f"{own}: {other}"
-        for own in range(1, student.count + 1)
-        for other in range(1, teacher.count + 1)
-        if student.positions(student.hidden(own)) == teacher.positions(teacher.hidden(other))
-    ]
-    cure = "No layers of theirs have as many. Take"
-    if fitting:
-        cure = f"Write layers that fit, such as {where}.layers={{{fitting[-1]}}}, or take"
-    raise ConfigError(
-        f"{where}.layers: layer {layers[0]} of the student, {student.family}, has {counts[0]} positions (patches and "
-        f"other tokens, or pixels of a feature map), and layer {layers[1]} of the teacher, {teacher.family}, "
-        f"{counts[1]}. {cure} a teacher that cuts pictures as the student does, or leave distill.match out."
-    )

@@ -5,10 +5,10 @@ Legend: B rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +29,8 @@ from workbench.runs.ranks import Ranks
 from workbench.training import preflight
 from workbench.training.capacity import FORWARD_TOKENS as TOKENS
 
-
-class AnswerWriter(Protocol):
-    """A model that answers."""
-
-    def __call__(self, prompts: Sequence[Indices], seeds: Sequence[int], *, stop: Sequence[int]) -> list[Indices]:
-        """Continuation of each prompt, up to and with a token of `stop`; a seed decides it alone."""
+AnswerWriter = Callable[..., list[Indices]]
+"""From prompts and a seed for each to their continuations, up to and with a token of `stop`; seeds decide alone."""
 
 
 class OnPolicy:
@@ -88,7 +84,6 @@ class OnPolicy:
         """None: answers that are replaced have no known difficulty."""
 
     def place(self, index: int) -> str:
-        """File and row that example `index` came from."""
         return self.train.place(index)
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
@@ -147,14 +142,8 @@ def require_causal(hub: PretrainedConfig) -> None:
 
 def require_room(config: RunConfig, train: TokenizedSet, model: PreTrainedModel) -> None:
     """Refuse answers that no row has a prompt for, or that are longer than the model or the memory budget allows.
-
-    Args:
-        config: With its section `distill`.
-        model: The student, with weights or without.
-
-    Raises:
-        ConfigError: says what to write instead.
-    """
+    Raises ConfigError: says what to write instead. `config`: with its section `distill`. `model`: the student, with
+    weights or without."""
     settings = config.distill.on_policy
     if not settings.share:
         return
@@ -223,8 +212,7 @@ def writer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: OnPolic
         with generation.plain(model, backbone):
             for indices in micro_batches(np.arange(len(prompts)), lengths, tokens=1 if alone else TOKENS):
                 inputs = generation.padded_on_the_left([prompts[index] for index in indices], device=backbone.device)
-                own = [seeds[index] for index in indices]
-                with _sampling(backbone, own, config.temperature, known=len(tokenizer)):
+                with _sampling(backbone, [seeds[index] for index in indices], config.temperature, known=len(tokenizer)):
                     output = evaluation.generate(model, inputs, settings)
                 answers = output[:, inputs["input_ids"].shape[1] :].cpu().numpy()
                 for index, ids in zip(indices, answers, strict=True):

@@ -33,15 +33,11 @@ from workbench.runs.openai_client import OpenAIClient, token_number
 
 KEY, KEPT = "distill.teacher.url", "the finished shards of the cache are kept"
 """Key of the address, and what is not lost where nobody answers there."""
-AT_ONCE = 4
-"""Requests that run at the same time."""
-TOKENS, ROWS = 4096, 32
-"""Tokens of a request, padding included, and its rows."""
-PROBES = 8
-"""Training rows whose text the server's tokenizer reads, and whose conversation its template writes."""
+AT_ONCE = 4  # requests that run at the same time
+TOKENS, ROWS = 4096, 32  # tokens of a request, padding included, and its rows
+PROBES = 8  # training rows whose text the server's tokenizer reads, and whose conversation its template writes
 
-Top = Mapping[int, float]
-"""Log-probabilities of the likeliest tokens of a position."""
+Top = Mapping[int, float]  # log-probabilities of the likeliest tokens of a position
 
 
 @dataclass(frozen=True)
@@ -70,12 +66,8 @@ class ServedTeacher:
         self._client.close()
 
     def likeliest(self, rows: Sequence[Sequence[int]], k: int) -> list[list[Top]]:
-        """The likeliest tokens at each position but the first of each row; at least `k` a position.
-
-        Raises:
-            BackboneError: the server does not answer.
-            ConfigError: it does not tell that much.
-        """
+        """The likeliest tokens at each position but the first of each row; at least `k` a position. Raises
+        BackboneError: the server does not answer; ConfigError: it does not tell that much."""
         try:  # log-probabilities of each prompt's tokens and one more
             scored = self._server.echoed(self.model, [list(ids[:-1]) for ids in rows], k)
         except ValueError as error:
@@ -91,21 +83,14 @@ class ServedTeacher:
         template: ChatEncoder | MlmEncoder,
         train: TokenizedSet,
     ) -> None:
-        """Refuse a teacher that reads other tokens than the student, or conversations written otherwise.
-
-        Raises:
-            BackboneError: the server does not answer.
-            ConfigError: it has no such model, tells no probabilities of tokens, or reads rows otherwise.
-        """
+        """Refuse a teacher that reads other tokens than the student, or conversations written otherwise. Raises
+        BackboneError: the server does not answer; ConfigError: it has no such model, tells no probabilities of tokens,
+        or reads rows otherwise."""
         self._server.require_model(self.model, key="distill.teacher.id")
         rows = [train[index].input_ids for index in range(min(PROBES, len(train)))]
         self.likeliest([[int(token) for token in ids] for ids in rows if len(ids) > 1][:1], 1)
         texts = [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in rows]
-        self._require_same_tokens([text for text in texts if text.strip()], tokenizer)
-        if train.chat and isinstance(template, ChatEncoder):
-            self._require_same_rendering(data, template)
-
-    def _require_same_tokens(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
+        texts = [text for text in texts if text.strip()]
         try:
             served = self._server.tokens(self.model, texts)
         except ValueError as error:
@@ -118,6 +103,8 @@ class ServedTeacher:
                 f"{len(own_ids)}, {own_ids[:8]} ... Name a teacher with the student's tokenizer, or load "
                 "one here with distill.loss=universal."
             )
+        if train.chat and isinstance(template, ChatEncoder):
+            self._require_same_rendering(data, template)
 
     def _require_same_rendering(self, data: DataConfig, template: ChatEncoder) -> None:
         """Compare how many tokens a conversation has: a server tells no more of what its template writes."""
@@ -179,11 +166,9 @@ class ServedQuestions:
     train: TokenizedSet
     teacher: ServedTeacher
     config: DistillConfig
-    vocabulary: int
-    """Tokens that count."""
+    vocabulary: int  # tokens that count
 
     def ask(self, rows: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
-        """See `teacher_cache.Questions`."""
         longer = micro_batches(rows, self.train.lengths, tokens=TOKENS)
         groups = [some[start : start + ROWS] for some in longer for start in range(0, len(some), ROWS)]
         threads = ThreadPoolExecutor(AT_ONCE)

@@ -67,10 +67,8 @@ class Teacher(Protocol):
 class TeacherLogits:
     """Hidden states of one or several models; several are one distribution, the mean of theirs."""
 
-    tensors: Sequence[Tensor]
-    """Hidden states (N, D) of each model."""
-    projects: Sequence[Project]
-    """Its output head."""
+    tensors: Sequence[Tensor]  # hidden states (N, D) of each model
+    projects: Sequence[Project]  # its output head
     vocabularies: Sequence[int]
     config: DistillConfig
     temperature: float
@@ -94,19 +92,16 @@ class TeacherLogits:
         """Log-probabilities (n, V) of all models together at a chunk of positions, over the tokens that all know."""
         common = min(vocabulary, *self.vocabularies)
         heads = zip(self.projects, tensors, strict=True)
-        return mean_log_probs([log_probs(project(hidden)[:, :common], self.temperature) for project, hidden in heads])
+        # Log of the mean of several distributions, each given by its log-probabilities (..., V).
+        each = [log_probs(project(hidden)[:, :common], self.temperature) for project, hidden in heads]
+        if len(each) == 1:
+            return each[0]
+        return torch.logsumexp(torch.stack(list(each)), dim=0) - math.log(len(each))
 
 
 def divergence(config: DistillConfig, temperature: float) -> Divergence:
     """The configured divergence of log-probabilities at a temperature, with its factor."""
     return divergences.scaled(config.loss, temperature=temperature, beta=config.beta, skew=config.skew)
-
-
-def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
-    """Log of the mean of several distributions, each given by its log-probabilities (..., V)."""
-    if len(each) == 1:
-        return each[0]
-    return torch.logsumexp(torch.stack(list(each)), dim=0) - math.log(len(each))
 
 
 def distillation_loss(
@@ -119,10 +114,8 @@ def distillation_loss(
 ) -> Loss:
     """(1 - alpha) * cross-entropy + alpha * divergence of each supervised token, and the terms of `matching`.
 
-    Where a token has no label (the student wrote it), the divergence stands alone.
-
-    Args:
-        progress: Share of the run that is done, for what follows a schedule.
+    Where a token has no label (the student wrote it), the divergence stands alone. `progress`: share of the run that is
+    done, for what follows a schedule.
     """
 
     def loss(batch: MicroBatch, scale: float) -> Tensor:

@@ -33,17 +33,12 @@ class _Origin:
     """The model that a student is made of."""
 
     name: str
-    model: ModelConfig
-    """Stored and computed in the checkpoint's own precision."""
-    tokenizer: PreTrainedTokenizerBase | None
-    """None where it reads pictures."""
+    model: ModelConfig  # stored and computed in the checkpoint's own precision
+    tokenizer: PreTrainedTokenizerBase | None  # None where it reads pictures
     task: ModelHead
-    headed: bool = True
-    """Whether the checkpoint has the head of `task`."""
-    adapter: Path | None = None
-    """Folder of a teacher's adapter, which is merged first."""
-    method: Method | None = None
-    """Method of that adapter."""
+    headed: bool = True  # whether the checkpoint has the head of `task`
+    adapter: Path | None = None  # folder of a teacher's adapter, which is merged first
+    method: Method | None = None  # method of that adapter
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,17 +58,14 @@ def make(
     """Write the stock model and the tokenizer that a student starts from into `folder`, atomically.
 
     Nothing is done where the student is not to be made, or is there already. `model.new_tokens` are left to whoever
-    loads the folder.
+    loads the folder. Raises ConfigError: the teacher is no single model, or there are no such layers, or none that
+    could be left out; BackboneError: the other backbone cannot be loaded.
 
     Args:
         config: Of recipe distill.
         source: The teacher, which `model.id=teacher` asks for.
         weights: False writes config and tokenizer alone, without reading or making weights.
         ranks: The first of these processes writes, and the others wait.
-
-    Raises:
-        ConfigError: the teacher is no single model, or there are no such layers, or none that could be left out.
-        BackboneError: the other backbone cannot be loaded.
     """
     done = (folder / ("model.safetensors" if weights else "config.json")).is_file()
     if ranks.first and makes_student(config) and not done:
@@ -82,7 +74,13 @@ def make(
         if callback is not None:
             callback.say(f"Making the student's backbone of {origin.name} ...")
         # On the skeleton first: layers that are not there are refused before a weight is read.
-        model = _skeleton(origin)
+        model = backbones.skeleton(origin.model, task=origin.task)
+        if origin.tokenizer is not None:  # with a vocabulary that holds the tokenizer's
+            embedding = model.get_input_embeddings()
+            assert isinstance(embedding, nn.Embedding)
+            if len(origin.tokenizer) > embedding.num_embeddings:
+                model.config.get_text_config().vocab_size = len(origin.tokenizer)
+                model = _rebuilt(model)
         _keep_layers(model, student)
         if weights and student.weights == "random":
             with torch.random.fork_rng(devices=[]):
@@ -91,9 +89,28 @@ def make(
                     model.config, dtype=origin.dtype, trust_remote_code=origin.model.trust_remote_code
                 )
         elif weights:
-            model = _pretrained(origin)
+            if origin.adapter is None:
+                model = backbones.load(origin.model, origin.tokenizer, task=origin.task).model
+            else:  # merged in float32
+                assert origin.method is not None
+                precise = origin.model.model_copy(update={"weights": "float32", "compute": "float32"})
+                backbone = backbones.load(precise, origin.tokenizer, task=origin.task).model
+                model = adapters.merge(adapters.load(backbone, origin.adapter), origin.method)
+                model.to(origin.dtype)  # type: ignore[arg-type]
             _keep_layers(model, student)
-        _save(model, origin, folder, weights=weights)
+        # Without a head of its own, what the recipe puts its fresh head on: BERT's body with its pooler.
+        kept: Any = model if origin.headed else model.base_model
+        with files.new_folder(folder) as aside:
+            if weights:
+                stock.save(kept, aside)
+            else:
+                kept.config.architectures = [type(kept).__name__]
+                kept.config.dtype = origin.dtype
+                kept.config.to_json_file(aside / "config.json")
+            if origin.tokenizer is not None:
+                origin.tokenizer.save_pretrained(aside)
+            elif processor := classifier.processor(origin.model):
+                files.write_json(aside / PROCESSOR, processor)
     ranks.wait()
 
 
@@ -108,8 +125,7 @@ def _of_backbone(config: RunConfig, model: ModelConfig) -> _Origin:
     plain = model.model_copy(update={"weights": precision, "compute": precision, "new_tokens": ()})
     task = ModelHead("classes", seed=config.seed) if config.task.labelled else model_heads.of(config)
     headed = task.head != "classes" or any(name.endswith(_WITH_CLASSES) for name in hub.architectures or ())
-    tokenizer = None if config.reads_pictures else backbones.tokenizer(plain)
-    return _Origin(model.id, plain, tokenizer, task, headed)
+    return _Origin(model.id, plain, None if config.reads_pictures else backbones.tokenizer(plain), task, headed)
 
 
 def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
@@ -138,30 +154,6 @@ def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
     else:
         task = model_heads.of(trained)
     return replace(origin, task=task, headed=True, adapter=adapter, method=trained.adapter)
-
-
-def _skeleton(origin: _Origin) -> PreTrainedModel:
-    """The modules of what the student is made of, without values, with a vocabulary that holds the tokenizer's."""
-    model = backbones.skeleton(origin.model, task=origin.task)
-    if origin.tokenizer is not None:
-        embedding = model.get_input_embeddings()
-        assert isinstance(embedding, nn.Embedding)
-        if len(origin.tokenizer) > embedding.num_embeddings:
-            model.config.get_text_config().vocab_size = len(origin.tokenizer)
-            return _rebuilt(model)
-    return model
-
-
-def _pretrained(origin: _Origin) -> PreTrainedModel:
-    """The model that the student is made of, its adapter merged in float32."""
-    if origin.adapter is None:
-        return backbones.load(origin.model, origin.tokenizer, task=origin.task).model
-    assert origin.method is not None
-    precise = origin.model.model_copy(update={"weights": "float32", "compute": "float32"})
-    backbone = backbones.load(precise, origin.tokenizer, task=origin.task).model
-    merged = adapters.merge(adapters.load(backbone, origin.adapter), origin.method)
-    merged.to(origin.dtype)  # type: ignore[arg-type]
-    return merged
 
 
 def _keep_layers(model: PreTrainedModel, student: StudentConfig) -> None:
@@ -218,17 +210,12 @@ _COUNTS = {
     "only": ("num_hidden_layers",),
     "encoder": ("encoder_layers", "num_layers", "num_encoder_layers"),
     "decoder": ("decoder_layers", "num_decoder_layers"),
-}
-"""Names by which families configure the number of layers; the model that is built shows which one is right."""
+}  # names by which families configure the number of layers; the model that is built shows which one is right
 
 
 def _count(model: PreTrainedModel, lists: dict[str, list[int]], kept: dict[str, list[int]]) -> None:
-    """Write into the model's configuration how many layers of a stack stay.
-
-    Args:
-        lists: The stack's layers.
-        kept: Those that stay.
-    """
+    """Write into the model's configuration how many layers of a stack stay. `lists`: the stack's layers. `kept`: those
+    that stay."""
     config = model.config if model.config.is_encoder_decoder else anatomy.body_config(model.config)
     values = config.to_dict()
     depths, counts = ([len(each) for each in layer_lists.values()] for layer_lists in (lists, kept))
@@ -284,19 +271,3 @@ def _immutable(model: PreTrainedModel, reason: str, instead: str | None = None) 
         f"leave some out like this: {reason}. Write {instead or 'distill.student.layers=all'}, or take a backbone of "
         "another family."
     )
-
-
-def _save(model: PreTrainedModel, origin: _Origin, folder: Path, *, weights: bool) -> None:
-    # Without a head of its own, what the recipe puts its fresh head on: BERT's body with its pooler.
-    kept: Any = model if origin.headed else model.base_model
-    with files.new_folder(folder) as aside:
-        if weights:
-            stock.save(kept, aside)
-        else:
-            kept.config.architectures = [type(kept).__name__]
-            kept.config.dtype = origin.dtype
-            kept.config.to_json_file(aside / "config.json")
-        if origin.tokenizer is not None:
-            origin.tokenizer.save_pretrained(aside)
-        elif processor := classifier.processor(origin.model):
-            files.write_json(aside / PROCESSOR, processor)

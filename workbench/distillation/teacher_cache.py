@@ -32,7 +32,6 @@ from safetensors.numpy import save
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from workbench.config import ModelConfig
 from workbench.config.sections.distill_config import DistillConfig
 from workbench.data import starter
 from workbench.data.batching import Indices, MicroBatch, micro_batches
@@ -47,20 +46,16 @@ from workbench.runs import files
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.training.callbacks import Callback
 
-Packed = Mapping[str, npt.NDArray[Any]]
-"""Arrays (N, ...) by name."""
+Packed = Mapping[str, npt.NDArray[Any]]  # arrays (N, ...) by name
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
 _LOW = 2**16
-FORMAT = "1"
-"""Version of the files' format: raise it when they are written otherwise."""
-Keys = npt.NDArray[np.uint64]
-"""Digests of rows. Among a million rows two are alike with a chance of 3e-8."""
+FORMAT = "1"  # version of the files' format: raise it when they are written otherwise
+Keys = npt.NDArray[np.uint64]  # Digests of rows. Among a million rows two are alike with a chance of 3e-8.
 INDEX = "cache.json"
 _SHARDS = "shard-*.safetensors"
 _DAMAGED = (OSError, ValueError, SafetensorError)
-SHARD_POSITIONS = 2**18
-"""Positions after which a shard is full: at 64 likeliest tokens of each, 65 MiB."""
+SHARD_POSITIONS = 2**18  # positions after which a shard is full: at 64 likeliest tokens of each, 65 MiB
 
 
 @dataclass(frozen=True)
@@ -69,23 +64,18 @@ class TopTokens:
 
     Attributes:
         tensors: Tokens (N, k) int64, and log-probabilities (N, k + 1) float32, the last one of all other tokens.
-        known: Tokens that the teacher knows, V.
+        vocabulary: Tokens that the teacher knows, V; and as many numbers the loss makes of each position.
     """
 
     tensors: Sequence[Tensor]
-    known: int
+    vocabulary: int
     config: DistillConfig
     temperature: float
-
-    @property
-    def vocabulary(self) -> int:
-        """Numbers that the loss makes of each position: the student's probabilities once more."""
-        return self.known
 
     def loss(self, logits_nV: Tensor, *tensors: Tensor) -> Tensor:
         """The configured divergence over the k tokens and the rest."""
         ids_nk, teacher_nE = tensors
-        student_nE = top_k_and_rest(log_probs(logits_nV[:, : self.known], self.temperature), ids_nk)
+        student_nE = top_k_and_rest(log_probs(logits_nV[:, : self.vocabulary], self.temperature), ids_nk)
         return divergence(self.config, self.temperature)(student_nE, teacher_nE)
 
 
@@ -96,21 +86,16 @@ class SampledTokens:
     Attributes:
         tensors: Tokens (N, k) int64, the share of the samples that are this token (N, k) float32 (0 where a token
             is repeated), and the teacher's sum p log p (N,) float32.
-        known: Tokens that the teacher knows, V.
+        vocabulary: Tokens that the teacher knows, V; and as many numbers the loss makes of each position.
     """
 
     tensors: Sequence[Tensor]
-    known: int
+    vocabulary: int
     temperature: float
-
-    @property
-    def vocabulary(self) -> int:
-        """Numbers that the loss makes of each position: the student's probabilities once more."""
-        return self.known
 
     def loss(self, logits_nV: Tensor, *tensors: Tensor) -> Tensor:
         """The estimate, times the square of the temperature."""
-        student_nV = log_probs(logits_nV[:, : self.known], self.temperature)
+        student_nV = log_probs(logits_nV[:, : self.vocabulary], self.temperature)
         return sampled_forward_kl(student_nV, *tensors) * self.temperature**2
 
 
@@ -175,17 +160,13 @@ def unpack_ids(packed: Packed) -> Indices:
 class CacheIdentity(NamedTuple):
     """Everything that a cache depends on; None where that is unknown or irrelevant, and so is not compared."""
 
-    teacher: str | None
-    """A digest of its weights, or where on the hub they are."""
-    tokenizer: str
-    """A digest."""
+    teacher: str | None  # a digest of its weights, or where on the hub they are
+    tokenizer: str  # a digest
     temperature: str
     k: str
-    dtype: str | None
-    """Type of the log-probabilities; None for sampled tokens, which have none."""
+    dtype: str | None  # type of the log-probabilities; None for sampled tokens, which have none
     kind: Literal["likeliest", "draws"]
-    name: str | None = None
-    """The teacher, as the configuration names it: told, but not compared."""
+    name: str | None = None  # the teacher, as the configuration names it: told, but not compared
 
     def made_by(self) -> dict[str, str]:
         """The identity as metadata of a file."""
@@ -193,12 +174,8 @@ class CacheIdentity(NamedTuple):
 
 
 def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: PreTrainedTokenizerBase) -> CacheIdentity:
-    """The cache that a configuration asks for.
-
-    Args:
-        source: The teacher; None where a server teaches, or nobody says who made the cache.
-        tokenizer: The student's, which wrote the rows.
-    """
+    """The cache that a configuration asks for. `source`: the teacher; None where a server teaches, or nobody says who
+    made the cache. `tokenizer`: the student's, which wrote the rows."""
     sampled, k = config.cache.sampled, config.cache.k
     words = [tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
     teacher = name = None
@@ -206,7 +183,15 @@ def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: Pre
         # Its weights are not known, and the same server may have another address tomorrow.
         teacher, name = _digest(["served", config.teacher.id]), str(config.teacher.id)
     elif source is not None:
-        teacher, name = _digest([_backbone(source.model), sorted(map(_files, source.adapters))]), source.name
+        # Which weights, and how they are stored: a quantised teacher is another one.
+        folder = Path(starter.resolve(source.model.id)).expanduser()
+        weights: list[Any] = [source.model.values]
+        if folder.is_dir():
+            weights.append(_files(folder))
+        else:
+            commit = getattr(backbones.hub_config(source.model), "_commit_hash", None)
+            weights += [source.model.id, commit or source.model.revision or "main"]
+        teacher, name = _digest([weights, sorted(map(_files, source.adapters))]), source.name
     return CacheIdentity(
         teacher=teacher,
         tokenizer=_digest(words),
@@ -234,15 +219,6 @@ def require_same(folder: Path, identity: Mapping[str, str], wanted: CacheIdentit
             "\n  ".join([f"distill.cache.folder={folder} holds the cache of another configuration:", *lines])
             + "\n  Write another distill.cache.folder, or delete this one to have it made anew."
         )
-
-
-def _backbone(model: ModelConfig) -> list[Any]:
-    """Which weights, and how they are stored: a quantised teacher is another one."""
-    folder = Path(starter.resolve(model.id)).expanduser()
-    if folder.is_dir():
-        return [model.values, _files(folder)]
-    commit = getattr(backbones.hub_config(model), "_commit_hash", None)
-    return [model.values, model.id, commit or model.revision or "main"]
 
 
 def _files(folder: Path) -> list[str]:
@@ -280,19 +256,9 @@ class Shard:
         return {name: array[start:stop] for name, array in self._arrays.items()}
 
 
-def write_shard(path: Path, packed: Packed, keys_R: Keys, counts_R: Indices, made_by: Mapping[str, str]) -> None:
-    """A shard, whole or not at all."""
-    tensors = {**packed, "keys": keys_R, "counts": counts_R.astype(np.uint32)}
-    # One entry, because several come in another order each time.
-    files.write_bytes(path, save(tensors, metadata={"made_by": json.dumps(made_by)}))
-
-
 def opened(folder: Path, wanted: CacheIdentity) -> tuple[Mapping[str, str], dict[Path, Shard]]:
-    """What made a finished cache, and its shards.
-
-    Raises:
-        ConfigError: there is none, it is another configuration's, or a file of it is lost or damaged.
-    """
+    """What made a finished cache, and its shards. Raises ConfigError: there is none, it is another configuration's, or
+    a file of it is lost or damaged."""
     path = folder / INDEX
     try:
         index = files.read_json(path)
@@ -319,11 +285,8 @@ def opened(folder: Path, wanted: CacheIdentity) -> tuple[Mapping[str, str], dict
 
 
 def intact(folder: Path, wanted: CacheIdentity) -> dict[Path, Shard]:
-    """The shards in a folder that need not be made.
-
-    Raises:
-        ConfigError: they are another configuration's, or the folder holds something else, or cannot be written.
-    """
+    """The shards in a folder that need not be made. Raises ConfigError: they are another configuration's, or the folder
+    holds something else, or cannot be written."""
     there = list(folder.iterdir()) if folder.is_dir() else [folder] if folder.exists() else []
     others = [path.name for path in there if path.name != INDEX and not path.match(_SHARDS)]
     if strange := [name for name in others if not name.startswith(".")]:
@@ -357,17 +320,26 @@ def again(folder: Path) -> str:
 
 
 class CachedTeacher:
-    """Teacher distributions for the rows of `train`, read from a finished cache.
-
-    Raises:
-        ConfigError: there is none, it is another configuration's, it lacks rows, or a file of it is lost or damaged.
-    """
+    """Teacher distributions for the rows of `train`, read from a finished cache. Raises ConfigError: there is none, it
+    is another configuration's, it lacks rows, or a file of it is lost or damaged."""
 
     def __init__(self, folder: Path, train: TokenizedSet, config: DistillConfig, wanted: CacheIdentity) -> None:
         made_by, shards = opened(folder, wanted)
         self._config, self._shards = config, list(shards.values())
         self._known = int(made_by["vocabulary"])
-        self._shard_R, self._start_R, self._count_R = self._find(folder, train)
+        keys_R, counts_R = row_keys(train)
+        keys = np.concatenate([shard.keys for shard in self._shards])
+        starts = np.concatenate([np.cumsum(shard.counts) - shard.counts for shard in self._shards])
+        numbers = np.repeat(np.arange(len(self._shards)), [len(shard.keys) for shard in self._shards])
+        order = np.argsort(keys)
+        at_R = order[np.searchsorted(keys, keys_R, sorter=order).clip(max=len(keys) - 1)]
+        if (unknown := np.flatnonzero(keys[at_R] != keys_R)).size:
+            raise ConfigError(
+                f"distill.cache.folder={folder} knows nothing of {len(unknown)} of {len(train)} training rows, such as "
+                f"{train.place(int(unknown[0]))}: it was made of other data, or with another data.max_tokens or chat "
+                f"template.\n  Write another folder, or add these rows to it: {again(folder)}"
+            )
+        self._shard_R, self._start_R, self._count_R = (numbers[at_R], starts[at_R], counts_R)
         positions = sum(int(shard.counts.sum()) for shard in self._shards)
         self.facts: dict[str, Any] = {
             "folder": str(folder),
@@ -382,34 +354,13 @@ class CachedTeacher:
     def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherSignal:
         """Teacher signal at the batch's supervised positions; `temperature` is that of the cache."""
         assert batch.rows_B is not None and temperature == self._config.temperature
-        packed = _joined([self._row(int(row)) for row in batch.rows_B])
+        rows = zip(self._shard_R[batch.rows_B], self._start_R[batch.rows_B], self._count_R[batch.rows_B], strict=True)
+        packed = _joined([self._shards[shard].read(start, start + count) for shard, start, count in rows])
         assert len(packed["ids"]) == len(batch.labels_N), "the batch has other positions than its rows"
         device = batch.labels_N.device
         if config.cache.sampled:
-            drawn = [tensor.to(device) for tensor in unpack_draws(packed)]
-            return SampledTokens(drawn, self._known, temperature)
-        likeliest = [tensor.to(device) for tensor in unpack_likeliest(packed)]
-        return TopTokens(likeliest, self._known, config, temperature)
-
-    def _row(self, row: int) -> Packed:
-        start = int(self._start_R[row])
-        return self._shards[int(self._shard_R[row])].read(start, start + int(self._count_R[row]))
-
-    def _find(self, folder: Path, train: TokenizedSet) -> tuple[Indices, Indices, Indices]:
-        """Shard, first position there, and number of positions of each row of `train`."""
-        keys_R, counts_R = row_keys(train)
-        keys = np.concatenate([shard.keys for shard in self._shards])
-        starts = np.concatenate([np.cumsum(shard.counts) - shard.counts for shard in self._shards])
-        numbers = np.repeat(np.arange(len(self._shards)), [len(shard.keys) for shard in self._shards])
-        order = np.argsort(keys)
-        at_R = order[np.searchsorted(keys, keys_R, sorter=order).clip(max=len(keys) - 1)]
-        if (unknown := np.flatnonzero(keys[at_R] != keys_R)).size:
-            raise ConfigError(
-                f"distill.cache.folder={folder} knows nothing of {len(unknown)} of {len(train)} training rows, such as "
-                f"{train.place(int(unknown[0]))}: it was made of other data, or with another data.max_tokens or chat "
-                f"template.\n  Write another folder, or add these rows to it: {again(folder)}"
-            )
-        return numbers[at_R], starts[at_R], counts_R
+            return SampledTokens([tensor.to(device) for tensor in unpack_draws(packed)], self._known, temperature)
+        return TopTokens([tensor.to(device) for tensor in unpack_likeliest(packed)], self._known, config, temperature)
 
 
 def missing(folder: Path) -> bool:
@@ -424,11 +375,8 @@ def made_by(folder: Path) -> str | None:
 
 
 def require_usable(config: DistillConfig, train: TokenizedSet, wanted: CacheIdentity) -> None:
-    """Refuse, before a teacher is asked, a cache that could not be used, or could not be made.
-
-    Raises:
-        ConfigError: what `CachedTeacher` or `write` would raise, or nobody is named who could be asked.
-    """
+    """Refuse, before a teacher is asked, a cache that could not be used, or could not be made. Raises ConfigError: what
+    `CachedTeacher` or `write` would raise, or nobody is named who could be asked."""
     folder = config.cache.folder
     assert folder is not None
     if not missing(folder):
@@ -466,14 +414,9 @@ def write(
     """Ask a teacher about the rows of `train` that no shard in `folder` has, and finish the cache.
 
     The same rows in the same order make the same files, whether it was interrupted in between or not, and however many
-    processes ask.
-
-    Args:
-        ranks: The processes that ask together; the first of them writes.
-
-    Raises:
-        ConfigError: `folder` holds the cache of another configuration, or something else.
-        Stopped: the callback asked for it; finished shards are kept.
+    processes ask. Raises ConfigError: `folder` holds the cache of another configuration, or something else; Stopped:
+    the callback asked for it; finished shards are kept. `ranks`: the processes that ask together; the first of them
+    writes.
     """
     assert wanted.teacher is not None, "who asks a teacher knows which"
     shard_by_path = intact(folder, wanted) if ranks.first else {}
@@ -488,7 +431,9 @@ def write(
         if ranks.first:
             made_by = {**wanted.made_by(), "vocabulary": str(known)}
             path = next(name for name in names if name not in shard_by_path)
-            write_shard(path, packed, keys_R[order], counts_R[order], made_by)
+            tensors = {**packed, "keys": keys_R[order], "counts": counts_R[order].astype(np.uint32)}
+            # One entry of metadata, because several come in another order each time.
+            files.write_bytes(path, save(tensors, metadata={"made_by": json.dumps(made_by)}))
             shard_by_path[path] = Shard(path)
         callback.say(f"{folder}: shard {done} of {len(shards)} is done, {len(packed['ids']):,} positions.")
         if ranks.any(callback.stop_requested()) and done < len(shards):
@@ -504,46 +449,40 @@ class LiveQuestions:
     """Asks a teacher that is loaded in this process."""
 
     train: TokenizedSet
-    teacher: Teacher
-    """Its signals are `TeacherLogits`."""
+    teacher: Teacher  # its signals are `TeacherLogits`
     config: DistillConfig
-    vocabulary: int
-    """Tokens that count."""
-    tokens: int
-    """In one forward pass, padding included."""
+    vocabulary: int  # tokens that count
+    tokens: int  # in one forward pass, padding included
     device: torch.device
-    ranks: Ranks = ALONE
-    """The processes, each with a teacher for a part of the rows; all get the results of all."""
+    ranks: Ranks = ALONE  # the processes, each with a teacher for a part of the rows; all get the results of all
 
     @torch.no_grad()
     def ask(self, rows: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
-        """See Questions."""
         passes = list(micro_batches(rows, self.train.lengths, tokens=self.tokens))
-        own = [self._answer(indices, keys_R, counts_R) for indices in self.ranks.share(passes)]
+        assert isinstance(self.config.temperature, float)
+        cache, own = self.config.cache, []
+        for indices in self.ranks.share(passes):
+            batch = self.train.batch(indices).to(self.device)
+            signal = self.teacher.signal(batch, self.config, temperature=self.config.temperature)
+            assert isinstance(signal, TeacherLogits) and len(batch.labels_N) == counts_R[indices].sum()
+            if cache.sampled:
+                # A row's samples depend on the row alone, and not on those beside it.
+                pairs = zip(keys_R[indices], counts_R[indices], strict=True)
+                uniform_Nk = np.concatenate([np.random.default_rng(int(key)).random((n, cache.k)) for key, n in pairs])
+                parts = [
+                    pack_draws(signal.log_probs(hidden, vocabulary=self.vocabulary), uniform)
+                    for *hidden, uniform in chunks(
+                        signal.vocabulary, *signal.tensors, torch.from_numpy(uniform_Nk).to(self.device)
+                    )
+                ]
+            else:
+                parts = [
+                    pack_likeliest(signal.log_probs(hidden, vocabulary=self.vocabulary), k=cache.k, dtype=cache.dtype)
+                    for hidden in chunks(signal.vocabulary, *signal.tensors)
+                ]
+            own.append((_joined(parts), min(self.vocabulary, *signal.vocabularies)))
         packed, known = zip(*self.ranks.collected(own), strict=True)
         return np.concatenate(passes), _joined(list(packed)), min(known)
-
-    def _answer(self, indices: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Packed, int]:
-        """Packed distributions of the rows of one forward pass, and how many tokens the teacher knows."""
-        assert isinstance(self.config.temperature, float)
-        batch = self.train.batch(indices).to(self.device)
-        signal = self.teacher.signal(batch, self.config, temperature=self.config.temperature)
-        assert isinstance(signal, TeacherLogits) and len(batch.labels_N) == counts_R[indices].sum()
-        known, cache, size = min(self.vocabulary, *signal.vocabularies), self.config.cache, signal.vocabulary
-        if not cache.sampled:
-            likeliest = [
-                pack_likeliest(signal.log_probs(hidden, vocabulary=self.vocabulary), k=cache.k, dtype=cache.dtype)
-                for hidden in chunks(size, *signal.tensors)
-            ]
-            return _joined(likeliest), known
-        # A row's samples depend on the row alone, and not on those beside it.
-        pairs = zip(keys_R[indices], counts_R[indices], strict=True)
-        uniform_Nk = np.concatenate([np.random.default_rng(int(key)).random((n, cache.k)) for key, n in pairs])
-        sampled = [
-            pack_draws(signal.log_probs(hidden, vocabulary=self.vocabulary), uniform)
-            for *hidden, uniform in chunks(size, *signal.tensors, torch.from_numpy(uniform_Nk).to(self.device))
-        ]
-        return _joined(sampled), known
 
 
 def _shards_to_make(keys_R: Keys, counts_R: Indices, known: list[Keys]) -> Iterator[Indices]:

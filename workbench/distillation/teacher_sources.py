@@ -27,26 +27,19 @@ from workbench.runs.trust import Trust
 
 ROWS, RENDERED = 1000, 8
 """Training rows whose tokens are looked up in the teacher's vocabulary, and those that its template writes again."""
-AROUND = 8
-"""Tokens that are shown on either side of a difference."""
+AROUND = 8  # tokens that are shown on either side of a difference
 
 
 @dataclass(frozen=True)
 class TeacherSource:
     """A teacher: adapters over a backbone, a backbone as it is, or a model that a run trained whole."""
 
-    name: str
-    """As the configuration names it."""
-    model: ModelConfig
-    """The backbone; where a run trained all weights, the folder of what it shipped."""
-    adapters: tuple[Path, ...] = ()
-    """Folders of adapters over it; several teach together, none: the backbone teaches."""
-    run: Path | None = None
-    """The run directory, or the first of several."""
-    config: RunConfig | None = None
-    """Configuration of that run."""
-    trusted: Trust = field(default_factory=Trust)
-    """Whether the code that its run directories name is executed."""
+    name: str  # as the configuration names it
+    model: ModelConfig  # the backbone; where a run trained all weights, the folder of what it shipped
+    adapters: tuple[Path, ...] = ()  # folders of adapters over it; several teach together, none: the backbone teaches
+    run: Path | None = None  # the run directory, or the first of several
+    config: RunConfig | None = None  # configuration of that run
+    trusted: Trust = field(default_factory=Trust)  # whether the code that its run directories name is executed
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The teacher's own."""
@@ -99,14 +92,8 @@ class TeacherSource:
 
 
 def find(teacher: TeacherConfig, student: ModelConfig) -> TeacherSource:
-    """The teacher that `teacher.id` names.
-
-    Args:
-        student: The student's backbone, as the configuration names it.
-
-    Raises:
-        ConfigError: there is none, a run has not ended, or several are not adapters over one backbone.
-    """
+    """The teacher that `teacher.id` names. Raises ConfigError: there is none, a run has not ended, or several are not
+    adapters over one backbone. `student`: the student's backbone, as the configuration names it."""
     if teacher.id is None:
         raise ConfigError("distill.teacher.id: name a teacher. Write a run directory, a folder or a hub id of a model.")
     if teacher.id == BACKBONE:
@@ -192,15 +179,13 @@ def require_comparable(
     train: TokenizedSet,
 ) -> None:
     """Refuse a teacher that predicts other things than the student, in other tokens, or from other renderings of a row.
+    Raises ConfigError: it does; the message shows where, and what to write instead.
 
     Args:
         student: The student as a plain run.
         tokenizer: The student's.
         template: How the student's rows are written.
         train: Those rows.
-
-    Raises:
-        ConfigError: it does; the message shows where, and what to write instead.
     """
     name = f"distill.teacher.id={source.name}"
     single = "distill.match" if config.match else "distill.loss=universal" if config.loss == "universal" else None
@@ -209,37 +194,23 @@ def require_comparable(
             f"{name}: {single} compares with one teacher, and these are {len(source.adapters)} adapters. Name one of "
             f"them, or leave {single} out."
         )
-    _require_same_task(name, source, student)
-    if config.loss == "universal":
-        return
-    own = source.tokenizer()
-    _require_same_tokens(name, student, tokenizer, own, train)
-    if train.chat and isinstance(template, ChatEncoder) and own.chat_template is not None:
-        theirs = source.template(student, own)
-        assert isinstance(theirs, ChatEncoder), "only recipe mlm masks, and its rows are no chat"
-        _require_same_rendering(name, source, student.data, (template, tokenizer), (theirs, own))
-
-
-def _require_same_task(name: str, source: TeacherSource, student: RunConfig) -> None:
     if source.config is not None and source.config.task != student.task:
         raise ConfigError(
             f"{name}: its run is of recipe={source.config.recipe}, and the student's is of={student.task.name}. "
             "Name a teacher that was trained for the same, or change `of`."
         )
-    theirs, mine = source.hub_config(), backbones.hub_config(student.model)
-    if theirs.is_encoder_decoder != mine.is_encoder_decoder:
+    teacher, pupil = source.hub_config(), backbones.hub_config(student.model)
+    if teacher.is_encoder_decoder != pupil.is_encoder_decoder:
         kinds = ["reads and writes in one sequence", "has a decoder beside its encoder"]
         raise ConfigError(
-            f"{name}: {type(theirs).__name__} {kinds[theirs.is_encoder_decoder]}, and the student, "
-            f"{type(mine).__name__}, {kinds[mine.is_encoder_decoder]}: they do not read the same rows. Name a teacher "
-            "of the student's kind."
+            f"{name}: {type(teacher).__name__} {kinds[teacher.is_encoder_decoder]}, and the student, "
+            f"{type(pupil).__name__}, {kinds[pupil.is_encoder_decoder]}: they do not read the same rows. Name a "
+            "teacher of the student's kind."
         )
-
-
-def _require_same_tokens(
-    name: str, student: RunConfig, tokenizer: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase, train: TokenizedSet
-) -> None:
-    """Heads may be larger than a vocabulary, and a vocabulary may go on after the other ends, where no row is."""
+    if config.loss == "universal":
+        return
+    own = source.tokenizer()
+    # Heads may be larger than a vocabulary, and a vocabulary may go on after the other ends, where no row is.
     mine, theirs = ({number: token for token, number in each.get_vocab().items()} for each in (tokenizer, own))
     sizes = f"the student's tokenizer has {len(tokenizer)} tokens, the teacher's {len(own)}"
     cure = (
@@ -259,6 +230,10 @@ def _require_same_tokens(
                     f"{name}: {sizes}, and it does not know {mine.get(int(number))!r} (token {number}), which "
                     f"{train.place(int(index))} holds. {cure}"
                 )
+    if train.chat and isinstance(template, ChatEncoder) and own.chat_template is not None:
+        chats = source.template(student, own)
+        assert isinstance(chats, ChatEncoder), "only recipe mlm masks, and its rows are no chat"
+        _require_same_rendering(name, source, student.data, (template, tokenizer), (chats, own))
 
 
 def _require_same_rendering(

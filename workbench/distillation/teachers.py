@@ -53,14 +53,10 @@ class TeacherModel:
 class LiveTeacher:
     """A teacher that reads every batch."""
 
-    models: Sequence[TeacherModel]
-    """Several are one distribution, the mean of theirs."""
-    backbone: PreTrainedModel
-    """The model under all adapters of the teacher."""
-    shared: bool
-    """Whether that is the student's: there is no second copy of its weights."""
-    notes: list[str] = field(default_factory=list)
-    """Sentences that a person should read."""
+    models: Sequence[TeacherModel]  # several are one distribution, the mean of theirs
+    backbone: PreTrainedModel  # the model under all adapters of the teacher
+    shared: bool  # whether that is the student's: there is no second copy of its weights
+    notes: list[str] = field(default_factory=list)  # sentences that a person should read
 
     def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherLogits:
         """Teacher logits at the batch's supervised positions."""
@@ -99,16 +95,14 @@ def load(
 ) -> LiveTeacher:
     """The teacher beside a student that is there: on its backbone where both fit there.
 
-    The student stays what it is: what trains, what is saved, and what it computes.
+    The student stays what it is: what trains, what is saved, and what it computes. Raises BackboneError, ConfigError,
+    FileError: the teacher cannot be loaded.
 
     Args:
         student: The student as a plain run.
         tokenizer: The student's.
         model: The student, its adapter on.
         backbone: What is under that adapter.
-
-    Raises:
-        BackboneError, ConfigError, FileError: the teacher cannot be loaded.
     """
     reason = _reason_apart(source, student, model)
     if reason is not None:
@@ -116,7 +110,20 @@ def load(
         return replace(apart, notes=[f"The teacher is a second model beside the student: {reason}.", *apart.notes])
     assert isinstance(model, PeftModel), "what is no adapter trains every weight"
     if source.adapters:
-        models = _add_adapters(source.adapters, model, backbone.model)
+        # Teachers of adapters that are loaded beside the student's, where only they themselves see them. Outside
+        # of a teacher no configuration names them and no state dict holds them: what is saved is the student.
+        named = _named(source.adapters)
+        with SharedModel(model).inference():
+            for name, folder in named.items():
+                adapters.load(model, folder, name=name)
+        configs = {name: model.peft_config.pop(name) for name in named}
+
+        def leave_out(_: nn.Module, state: dict[str, Any], *__: Any) -> None:
+            for key in [key for key in state if not set(key.split(".")).isdisjoint(named)]:
+                del state[key]
+
+        model.register_state_dict_post_hook(leave_out)  # type: ignore[no-untyped-call]
+        models = _teacher_models(model, backbone.model, configs)
     else:
         models = [_without_adapter(model, backbone.model)]
     note = "The teacher stands on the student's backbone: there is no second copy of its weights."
@@ -126,15 +133,9 @@ def load(
 def alone(
     source: TeacherSource, student: RunConfig, tokenizer: PreTrainedTokenizerBase, loader: Loader = backbones.load
 ) -> LiveTeacher:
-    """Load the teacher on a backbone of its own.
-
-    Args:
-        student: The student as a plain run; says what the backbone is loaded for.
-        tokenizer: The student's; the teacher's own is read where it may be another.
-
-    Raises:
-        BackboneError, ConfigError, FileError: the teacher cannot be loaded.
-    """
+    """Load the teacher on a backbone of its own. Raises BackboneError, ConfigError, FileError: the teacher cannot be
+    loaded. `student`: the student as a plain run; says what the backbone is loaded for. `tokenizer`: the student's; the
+    teacher's own is read where it may be another."""
     same = source.run is None and _difference(source.model, student.model) is None
     loaded = loader(source.model, tokenizer if same else source.tokenizer(), task=model_heads.of(student))
     backbone = loaded.model
@@ -196,25 +197,6 @@ def _named(folders: Sequence[Path]) -> dict[str, Path]:
 def _without_adapter(model: nn.Module, backbone: PreTrainedModel) -> TeacherModel:
     """The model under the adapters of `model`, if it has any."""
     return _teacher_model(backbone, backbone, SharedModel(model).without_adapters)
-
-
-def _add_adapters(folders: Sequence[Path], model: PeftModel, backbone: PreTrainedModel) -> list[TeacherModel]:
-    """Teachers of adapters that are loaded beside the student's, where only they themselves see them.
-
-    Outside of a teacher no configuration names them and no state dict holds them: what is saved is the student.
-    """
-    named = _named(folders)
-    with SharedModel(model).inference():
-        for name, folder in named.items():
-            adapters.load(model, folder, name=name)
-    configs = {name: model.peft_config.pop(name) for name in named}
-
-    def leave_out(_: nn.Module, state: dict[str, Any], *__: Any) -> None:
-        for key in [key for key in state if not set(key.split(".")).isdisjoint(named)]:
-            del state[key]
-
-    model.register_state_dict_post_hook(leave_out)  # type: ignore[no-untyped-call]
-    return _teacher_models(model, backbone, configs)
 
 
 def _teacher_models(

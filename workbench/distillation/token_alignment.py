@@ -6,9 +6,9 @@ V student's vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,15 +27,12 @@ from workbench.losses.divergences import universal
 if TYPE_CHECKING:
     from workbench.distillation.teachers import TeacherModel
 
-NOWHERE = -1
-"""Marks a token without a partner, or without an offset."""
+NOWHERE = -1  # marks a token without a partner, or without an offset
 
-ENOUGH = 0.05
-"""Least share of the supervised tokens that have to be aligned for a teacher to be of use."""
+ENOUGH = 0.05  # least share of the supervised tokens that have to be aligned for a teacher to be of use
 
 _SAMPLED_ROWS, _KEPT_ROWS = 256, 2**16
-_BROKEN = "\ufffd"
-"""Replacement character: decoded from an incomplete UTF-8 sequence."""
+_BROKEN = "\ufffd"  # replacement character: decoded from an incomplete UTF-8 sequence
 
 
 @dataclass(frozen=True)
@@ -60,16 +57,14 @@ class AlignedLogits:
 
 
 class UniversalTeacher:
-    """A model that reads each row in its own tokens, written by its own template.
+    """A model that reads each row in its own tokens, written by its own template. Raises ConfigError: too few of the
+    student's tokens start where one of the teacher's does.
 
     Args:
         teacher: The teacher.
         train: The student's rows.
         teacher_train: The same sources as the teacher reads them; which row is which is known by its place.
         device: The teacher's.
-
-    Raises:
-        ConfigError: too few of the student's tokens start where one of the teacher's does.
     """
 
     def __init__(
@@ -128,6 +123,10 @@ class Alignment:
         self.train, self.teacher_train = train, teacher_train
         self._mine, self._theirs = Reader(student_tokenizer), Reader(teacher_tokenizer)
         self._rows: dict[int, Indices] = {}
+        # By source and place: files of several sources may have one name.
+        mine, theirs = (zip(each.source_N.tolist(), each.places(), strict=True) for each in (train, teacher_train))
+        known = {place: index for index, place in enumerate(theirs)}
+        self._partners = [known.get(place) for place in mine]
 
     def row(self, index: int) -> Indices:
         """For each predicted token of the student's row, the number of the teacher's among those it predicts there."""
@@ -137,8 +136,7 @@ class Alignment:
             if theirs is None:
                 alignment = np.full(int(self.train.supervised[index]), NOWHERE)
             else:
-                mine = self._mine.turns(self.train[index])
-                alignment = aligned(mine, self._theirs.turns(self.teacher_train[theirs]))
+                alignment = aligned(self._mine.turns(self.train[index]), self._theirs.turns(self.teacher_train[theirs]))
             if len(self._rows) < _KEPT_ROWS:
                 self._rows[index] = alignment
         return alignment
@@ -163,15 +161,6 @@ class Alignment:
                 "another teacher."
             )
 
-    @cached_property
-    def _partners(self) -> list[int | None]:
-        # By source and place: files of several sources may have one name.
-        mine, theirs = (
-            zip(each.source_N.tolist(), each.places(), strict=True) for each in (self.train, self.teacher_train)
-        )
-        known = {place: index for index, place in enumerate(theirs)}
-        return [known.get(place) for place in mine]
-
 
 @dataclass(frozen=True)
 class Turn:
@@ -189,9 +178,11 @@ class Reader:
         self._backend: Any = tokenizer.backend_tokenizer
         # Many decoders drop the space that a text begins with: so each piece is read after a letter.
         self._letter: int = tokenizer("a", add_special_tokens=False)["input_ids"][-1]
-        self._read: dict[tuple[int, ...], str] = {}
         self._bos = tokenizer.bos_token_id
-        self._before = len(self._backend.decode([self._letter], skip_special_tokens=False))
+        before = len(self._backend.decode([self._letter], skip_special_tokens=False))
+        self._text: Callable[[tuple[int, ...]], str] = cache(
+            lambda ids: self._backend.decode([self._letter, *ids], skip_special_tokens=False)[before:]
+        )
 
     def turns(self, row: Row) -> list[Turn]:
         """The runs of supervised tokens of a row, with those of them that something is predicted from."""
@@ -223,13 +214,6 @@ class Reader:
         blank = (stops != NOWHERE) & (stops <= margin) & (margin > 0)
         starts = np.where((starts == NOWHERE) | blank, NOWHERE, np.maximum(starts - margin, 0))
         return Turn(text[margin:], starts)
-
-    def _text(self, ids: tuple[int, ...]) -> str:
-        text = self._read.get(ids)
-        if text is None:
-            whole = self._backend.decode([self._letter, *ids], skip_special_tokens=False)
-            text = self._read[ids] = whole[self._before :]
-        return text
 
 
 def aligned(mine: Sequence[Turn], theirs: Sequence[Turn]) -> Indices:

@@ -19,22 +19,17 @@ from workbench.evaluation import comparison
 from workbench.training import capacity
 
 LIBRARY = "peft-workbench[eval]"
-SHOTS_SEED = 1234
-"""Seed of the few-shot examples, as in lm-eval's own command."""
+SHOTS_SEED = 1234  # seed of the few-shot examples, as in lm-eval's own command
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """Tasks, and how the model is prompted."""
 
-    tasks: tuple[str, ...]
-    """Names that lm-eval knows, or YAML files of its form."""
-    limit: int | None = None
-    """Documents of each task; None: all."""
-    shots: int | None = None
-    """Few-shot examples before a question; None: as the task says."""
-    chat: bool = False
-    """Whether questions are written in the tokenizer's chat template."""
+    tasks: tuple[str, ...]  # names that lm-eval knows, or YAML files of its form
+    limit: int | None = None  # documents of each task; None: all
+    shots: int | None = None  # few-shot examples before a question; None: as the task says
+    chat: bool = False  # whether questions are written in the tokenizer's chat template
 
 
 @dataclass(frozen=True)
@@ -83,11 +78,8 @@ class Paired:
 
 
 def require(benchmark: Benchmark) -> None:
-    """Refuse tasks that lm-eval does not know, before a model is loaded.
-
-    Raises:
-        ConfigError: lm-eval is not installed, a task is unknown, or a number is out of range.
-    """
+    """Refuse tasks that lm-eval does not know, before a model is loaded. Raises ConfigError: lm-eval is not installed,
+    a task is unknown, or a number is out of range."""
     if (benchmark.limit is not None and benchmark.limit < 1) or (benchmark.shots or 0) < 0:
         raise ConfigError("--limit must be at least 1, and --shots at least 0.")
     manager = _manager(benchmark)
@@ -104,14 +96,8 @@ def require(benchmark: Benchmark) -> None:
 
 
 def ask(model: nn.Module, tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark) -> list[Metric]:
-    """Metrics of a causal language model, in the order of the tasks.
-
-    Args:
-        model: In evaluation mode, on its device.
-
-    Raises:
-        ConfigError, DataError: A task cannot be read, or its rows cannot be.
-    """
+    """Metrics of a causal language model, in the order of the tasks. Raises ConfigError, DataError: a task cannot be
+    read, or its rows cannot be. `model`: in evaluation mode, on its device."""
     manager = _manager(benchmark)
     import lm_eval
     from lm_eval.models.huggingface import HFLM
@@ -181,8 +167,7 @@ def _manager(benchmark: Benchmark) -> Any:
         with _quiet():
             from lm_eval.tasks import TaskManager
 
-            own = any(not task.endswith((".yaml", ".yml")) for task in benchmark.tasks)
-            return TaskManager(include_defaults=own)
+            return TaskManager(include_defaults=any(not task.endswith((".yaml", ".yml")) for task in benchmark.tasks))
     except ImportError:
         raise ConfigError(f"--tasks needs lm-eval, which is not installed: pip install '{LIBRARY}'") from None
 

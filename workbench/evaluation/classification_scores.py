@@ -26,8 +26,7 @@ from workbench.runs import units
 if TYPE_CHECKING:
     import pandas as pd
 
-OneHot = NDArray[np.float32]
-"""1 where a row has a class, 0 elsewhere; or standardised numbers."""
+OneHot = NDArray[np.float32]  # 1 where a row has a class, 0 elsewhere; or standardised numbers
 
 
 def scores(labels: Labels, outputs_NC: Floats, targets_NC: OneHot) -> dict[str, float]:
@@ -185,10 +184,8 @@ def predictions_table(
 ) -> pd.DataFrame:
     """The table of predictions: place, content, label if `labelled`, prediction, and a column `p_CLASS` for each class.
 
-    Labels of several classes are lists.
-
-    Args:
-        values_NC: Probabilities of the classes, or numbers, as `Labels.values` returns them.
+    Labels of several classes are lists. `values_NC`: probabilities of the classes, or numbers, as `Labels.values`
+    returns them.
     """
     import pandas as pd  # 0.2 s, which the first step need not wait for
 

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 CONTENT = ("row", "prompt", "text", "rejected", "image", "reference", "label")
 """Columns of a table of predictions that identify a row: its place and its content."""
-VERDICTS = {"1": 1, "2": 2, "0": 0}
-"""The first answer is better, the second one, neither."""
+VERDICTS = {"1": 1, "2": 2, "0": 0}  # the first answer is better, the second one, neither
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,9 @@ class PairedScore:
     name: str
     rows: int
     first: float
-    second: float
-    """Means of the score over the rows."""
-    interval: tuple[float, float] | None
-    """Student's 95 % interval of second - first; None where no row differs."""
-    p: float | None
-    """Probability of a difference of this size or more where there is none; None where no row differs."""
+    second: float  # means of the score over the rows
+    interval: tuple[float, float] | None  # student's 95 % interval of second - first; None where no row differs
+    p: float | None  # probability of a difference of this size or more where there is none; None where no row differs
 
     @property
     def difference(self) -> float:
@@ -144,20 +140,16 @@ def wins_by_reward(own_S: Sequence[float], other_S: Sequence[float]) -> Floats:
 
 
 def wins_by_verdict(own_first_S: Sequence[int], other_first_S: Sequence[int]) -> Floats:
-    """Mean of two verdicts on each pair of answers (S,), so that the order of the answers cancels out.
-
-    Args:
-        own_first_S: With the own answer first: 1 where the first is better, 2 where the second is, 0 for neither.
-        other_first_S: The same with the other model's answer first.
-    """
+    """Mean of two verdicts on each pair of answers (S,), so that the order of the answers cancels out. `own_first_S`:
+    with the own answer first: 1 where the first is better, 2 where the second is, 0 for neither. `other_first_S`: the
+    same with the other model's answer first."""
     points = np.asarray([0.5, 1.0, 0.0])
     return np.asarray((points[np.asarray(own_first_S)] + 1 - points[np.asarray(other_first_S)]) / 2, dtype=np.float64)
 
 
 def order_agreement(own_first_S: Sequence[int], other_first_S: Sequence[int]) -> float:
     """Share of prompts whose verdict stays the same when the order changes; 0 for a judge that decides by position."""
-    swapped = np.asarray([0, 2, 1])[np.asarray(other_first_S)]
-    return float((np.asarray(own_first_S) == swapped).mean())
+    return float((np.asarray(own_first_S) == np.asarray([0, 2, 1])[np.asarray(other_first_S)]).mean())
 
 
 def win_rate_interval(win_S: Floats) -> tuple[float, float]:
@@ -198,34 +190,18 @@ def judge_verdicts(command: str, pairs: Sequence[tuple[Answer, Answer]], *, time
     """Verdicts of a user's program on pairs of answers: 1, 2 or 0, as in VERDICTS.
 
     It reads lines `{"prompt": ..., "messages": [...], "first": ..., "second": ..., "row": {...}}` from its standard
-    input, and writes a line `1`, `2` or `0` for each.
+    input, and writes a line `1`, `2` or `0` for each. Raises ConfigError: it cannot be started, fails, takes too long,
+    or writes something else.
 
     Args:
         command: Program and arguments; no shell reads it.
         timeout: Seconds for all pairs.
-
-    Raises:
-        ConfigError: It cannot be started, fails, takes too long, or writes something else.
     """
     lines = []
     for first, second in pairs:
         asked = {"prompt": first.prompt, "messages": list(first.messages), "row": dict(first.row)}
         lines.append(json.dumps({**asked, "first": first.text, "second": second.text}, default=str) + "\n")
-    output = _run_judge(command, "".join(lines), timeout)
-    judgements = [line.strip() for line in output.split("\n") if line.strip()]
-    if len(judgements) != len(pairs):
-        raise _judge_error(
-            command, f"wrote {len(judgements)} lines for {len(pairs)} pairs. Let it write 1, 2 or 0 for each line"
-        )
-    for number, verdict in enumerate(judgements):
-        if verdict not in VERDICTS:
-            raise _judge_error(
-                command, f"wrote {excerpt(verdict)} in line {number + 1}. Let it write 1, 2 or 0 (neither)"
-            )
-    return [VERDICTS[verdict] for verdict in judgements]
-
-
-def _run_judge(command: str, text: str, timeout: float) -> str:
+    text = "".join(lines)
     try:
         process = subprocess.Popen(
             shlex.split(command),
@@ -250,7 +226,17 @@ def _run_judge(command: str, text: str, timeout: float) -> str:
     if process.returncode:
         last = (errors.strip().splitlines() or ["it wrote no reason"])[-1]
         raise _judge_error(command, f"ended with status {process.returncode}: {last}. Correct it")
-    return out
+    judgements = [line.strip() for line in out.split("\n") if line.strip()]
+    if len(judgements) != len(pairs):
+        raise _judge_error(
+            command, f"wrote {len(judgements)} lines for {len(pairs)} pairs. Let it write 1, 2 or 0 for each line"
+        )
+    for number, verdict in enumerate(judgements):
+        if verdict not in VERDICTS:
+            raise _judge_error(
+                command, f"wrote {excerpt(verdict)} in line {number + 1}. Let it write 1, 2 or 0 (neither)"
+            )
+    return [VERDICTS[verdict] for verdict in judgements]
 
 
 def _judge_error(command: str, problem: str) -> ConfigError:

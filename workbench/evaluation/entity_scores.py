@@ -19,39 +19,21 @@ from workbench.evaluation import metrics
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
-TagRows = Sequence[Sequence[str]]
-"""Tags of the words of each row."""
+TagRows = Sequence[Sequence[str]]  # tags of the words of each row
 Match = tuple[EntitySpan | None, EntitySpan | None]
 """A true entity and the predicted one that stands for it; None where there is none."""
-NONE = "none"
-"""Stands in a confusion matrix for an entity that is not there."""
 Kind = Literal["missed", "spurious", "wrong type", "wrong edges", "wrong type and edges"]
 _AVERAGED = ("precision", "recall", "f1", "macro_precision", "macro_recall", "macro_f1")
-
-
-@dataclass(frozen=True)
-class TypeScore:
-    """Scores of one type of entity."""
-
-    precision: float
-    recall: float
-    f1: float
-    true: int
-    """Entities of this type in the rows."""
-    predicted: int
 
 
 @dataclass(frozen=True)
 class WrongSpan:
     """An entity that was not predicted as it is."""
 
-    row: int
-    """Number of the row, from 0."""
+    row: int  # number of the row, from 0
     kind: Kind
-    true: EntitySpan | None
-    """None where a spurious entity was predicted."""
-    predicted: EntitySpan | None
-    """None where an entity was missed."""
+    true: EntitySpan | None  # None where a spurious entity was predicted
+    predicted: EntitySpan | None  # None where an entity was missed
 
 
 @dataclass(frozen=True)
@@ -110,66 +92,33 @@ def tag_scores(true: TagRows, predicted: TagRows) -> dict[str, float]:
 
     `accuracy` is the share of words whose tag is right, with a 95 % interval (bootstrap over rows) where there are two
     rows or more; `macro_f1` is the mean F1 of the tags, and `row_accuracy` the share of rows whose every tag is right.
+    Raises ValueError: a row has another number of predicted tags than of tags.
 
     Args:
         true: Tags of each row's words.
         predicted: As many, for each word; an empty one is wrong.
-
-    Raises:
-        ValueError: A row has another number of predicted tags than of tags.
     """
-    found = by_tag(true, predicted)
+    pairs = [pair for both in _checked(true, predicted) for pair in zip(*both, strict=True)]
+    tags = sorted({tag for pair in pairs for tag in pair} - {""})
+    number = {tag: at for at, tag in enumerate(tags)}
+    count_3E = np.zeros((3, len(tags)))
+    for own, other in pairs:
+        count_3E[2, number[own]] += 1
+        if other:
+            count_3E[1, number[other]] += 1
+            count_3E[0, number[other]] += own == other
     rows = [list(own) == list(other) for own, other in zip(true, predicted, strict=True)]
     extra = {
-        "macro_f1": float(np.mean([each.f1 for each in found.values()])) if found else 0.0,
+        "macro_f1": float(np.mean(_three(*count_3E)[:, 2])) if tags else 0.0,
         "row_accuracy": float(np.mean(rows)) if rows else 0.0,
     }
     return _accuracy(true, predicted) | extra
 
 
-def by_type(true: TagRows, predicted: TagRows, *, rule: SpanRule = "conlleval") -> dict[str, TypeScore]:
-    """The scores of each type of entity, in alphabetical order; see `scores`."""
-    counts = EntityCounts.of(true, predicted, rule=rule)
-    return _type_scores(counts.types, *(each.sum(0) for each in (counts.right_NE, counts.predicted_NE, counts.true_NE)))
-
-
-def by_tag(true: TagRows, predicted: TagRows) -> dict[str, TypeScore]:
-    """The scores of each tag over words, in alphabetical order; see `tag_scores`."""
-    pairs = list(_word_pairs(true, predicted))
-    tags = sorted({tag for pair in pairs for tag in pair} - {""})
-    number = {tag: at for at, tag in enumerate(tags)}
-    counts = np.zeros((3, len(tags)), dtype=np.int64)
-    for own, other in pairs:
-        counts[2, number[own]] += 1
-        if other:
-            counts[1, number[other]] += 1
-            counts[0, number[other]] += own == other
-    return _type_scores(tags, *counts)
-
-
-def confusion(true: TagRows, predicted: TagRows, *, rule: SpanRule = "conlleval") -> tuple[tuple[str, ...], Counts]:
-    """Which types of entities are predicted as which.
-
-    An entity is set against the predicted one that it shares most words with, whatever its edges, so that the diagonal
-    also holds those whose edges are wrong.
-
-    Returns:
-        Names of the types, followed by `none`, and counts of shape (E + 1, E + 1): rows are true types, columns
-        predicted ones; `none` stands for missed and for spurious entities.
-    """
-    matched = [pair for both in _paired(true, predicted, rule) for pair in _matched(*both)]
-    names = (*sorted({span.label for pair in matched for span in pair if span is not None}), NONE)
-    at = {name: number for number, name in enumerate(names[:-1])}
-    table = np.zeros((len(names), len(names)), dtype=np.int64)
-    for own, found in matched:
-        table[-1 if own is None else at[own.label], -1 if found is None else at[found.label]] += 1
-    return names, table
-
-
-def wrong_spans(true: TagRows, predicted: TagRows, *, rule: SpanRule = "conlleval") -> list[WrongSpan]:
+def wrong_spans(true: TagRows, predicted: TagRows) -> list[WrongSpan]:
     """The entities that are missed, spurious, or of a wrong type or wrong edges, in the order of rows and words."""
     wrong = []
-    for row, both in enumerate(_paired(true, predicted, rule)):
+    for row, both in enumerate(_paired(true, predicted, "conlleval")):
         for own, found in _matched(*both):
             if own != found:
                 wrong.append(WrongSpan(row, _mistake(own, found), own, found))
@@ -222,11 +171,6 @@ def _checked(true: TagRows, predicted: TagRows) -> Iterator[tuple[Sequence[str],
         yield own, found
 
 
-def _word_pairs(true: TagRows, predicted: TagRows) -> Iterator[tuple[str, str]]:
-    for own, found in _checked(true, predicted):
-        yield from zip(own, found, strict=True)
-
-
 def _divided(top: Floats, bottom: Floats) -> Floats:
     """The quotient, 0 where the divisor is 0."""
     return np.divide(top, bottom, out=np.zeros(np.broadcast_shapes(top.shape, bottom.shape)), where=bottom != 0)
@@ -236,15 +180,6 @@ def _three(right: Floats, predicted: Floats, true: Floats) -> Floats:
     """Precision, recall and F1 (..., 3), each 0 where it has nothing to divide by."""
     precision, recall = _divided(right, predicted), _divided(right, true)
     return np.stack([precision, recall, _divided(2 * precision * recall, precision + recall)], axis=-1)
-
-
-def _type_scores(names: Sequence[str], right_E: Counts, predicted_E: Counts, true_E: Counts) -> dict[str, TypeScore]:
-    table_E3 = _three(right_E.astype(float), predicted_E.astype(float), true_E.astype(float))
-    rows = zip(names, table_E3.tolist(), true_E.tolist(), predicted_E.tolist(), strict=True)
-    return {
-        name: TypeScore(precision, recall, f1, true, predicted)
-        for name, (precision, recall, f1), true, predicted in rows
-    }
 
 
 def _averages(table_RE3: Floats) -> Floats:
@@ -261,11 +196,8 @@ def _averages(table_RE3: Floats) -> Floats:
 def _intervals(
     names: Sequence[str], count_NK: Counts, scores_of: Callable[[Floats], Floats]
 ) -> dict[str, tuple[float, float]]:
-    """The 95 % intervals of scores of the sums of counts over rows; none for a single row.
-
-    Args:
-        scores_of: From the sums of resamples (r, K) to their scores (r, number of names).
-    """
+    """The 95 % intervals of scores of the sums of counts over rows; none for a single row. `scores_of`: from the sums
+    of resamples (r, K) to their scores (r, number of names)."""
     if len(count_NK) < 2 or not count_NK.shape[1]:
         return {}
     kinds_KK, rows_K = np.unique(count_NK, axis=0, return_counts=True)

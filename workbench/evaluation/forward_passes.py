@@ -29,8 +29,7 @@ from workbench.training.distributed.data_parallel import own_rows
 from workbench.training.distributed.pipeline import Absent
 from workbench.training.distributed.placement import Placement
 
-FILE = "scored_rows.json"
-"""In a run directory: results of an interrupted scoring, deleted once the scores are written."""
+FILE = "scored_rows.json"  # in a run directory: results of an interrupted scoring, deleted once the scores are written
 T = TypeVar("T")
 
 
@@ -98,11 +97,8 @@ class ModelResults:
     model: str
 
     def results(self, content: Iterable[np.ndarray[Any, Any]]) -> dict[int, Any]:
-        """Results for a set of rows by row number; the caller adds to it, values that JSON can hold.
-
-        Args:
-            content: All arrays that the rows consist of, by which the set is recognised.
-        """
+        """Results for a set of rows by row number; the caller adds to it, values that JSON can hold. `content`: all
+        arrays that the rows consist of, by which the set is recognised."""
         digest = hashlib.sha256()
         for array in content:
             digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
@@ -134,17 +130,14 @@ def over_rows(
     """Results of all rows in order, computed in micro-batches of rows of similar length.
 
     Where memory runs out, the rows without a result are computed in smaller micro-batches. Where `scoring` shards rows
-    over several processes, each computes its shard, and all get all results.
+    over several processes, each computes its shard, and all get all results. Raises Stopped: a person asked for it, or
+    the time is over; TrainingError: not even one row fits into memory.
 
     Args:
         lengths: Tokens of each row.
         compute: Maps the row numbers of a micro-batch to one result per row, or to None where `scoring` stops.
         scoring: Keeps results where the run may be stopped; rows with a kept result are not computed again.
         content: All arrays that the rows consist of; read only with `scoring`.
-
-    Raises:
-        Stopped: A person asked for it, or the time is over.
-        TrainingError: Not even one row fits into memory.
     """
     device = next(model.parameters()).device
     size = capacity.forward_tokens(device, width=anatomy.hidden_size(model.config))  # type: ignore[arg-type]

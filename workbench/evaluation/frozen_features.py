@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,45 +47,31 @@ if TYPE_CHECKING:
     import pandas as pd
     from sklearn.pipeline import Pipeline
 
-VOTERS = 10
-"""Nearest rows that vote, each weighted by its cosine similarity; fewer where there are fewer rows."""
-STRENGTH = 0.1
-"""Inverse strength of the linear probe's penalty on standardised features."""
-PARTS = 5
-"""Folds of the linear probe: each is predicted by a probe of the others."""
-UNKNOWN = 1e-6
-"""Least probability of a class, also of a class that no other row has."""
+VOTERS = 10  # nearest rows that vote, each weighted by its cosine similarity; fewer where there are fewer rows
+STRENGTH = 0.1  # inverse strength of the linear probe's penalty on standardised features
+PARTS = 5  # folds of the linear probe: each is predicted by a probe of the others
+UNKNOWN = 1e-6  # least probability of a class, also of a class that no other row has
 Floats = NDArray[np.float32]
-FORMAT = "1"
-"""Raise it when features of the same rows change, or how rows are identified."""
-AT_ONCE = 4096
-"""Rows that are computed between two writes to the cache; a killed process loses at most as many."""
-_NO_LABELS = Labels("one", ("a", "b"))
-"""Features are the head's inputs, so the labels do not matter."""
+FORMAT = "1"  # raise it when features of the same rows change, or how rows are identified
+AT_ONCE = 4096  # rows that are computed between two writes to the cache; a killed process loses at most as many
+_NO_LABELS = Labels("one", ("a", "b"))  # features are the head's inputs, so the labels do not matter
 PROBE_FILE, NEIGHBOURS_FILE = "probe.json", "neighbours.parquet"
 """In a run directory: scores of the frozen backbone; the nearest training rows of mistakes and suspect labels."""
-NEIGHBOURS = 3
-"""Training rows that are shown beside a row."""
-EXPLAINED = 24
-"""Mistakes, and suspected labels, that are shown beside training rows."""
+NEIGHBOURS = 3  # training rows that are shown beside a row
+EXPLAINED = 24  # mistakes, and suspected labels, that are shown beside training rows
 SHARE = 0.08
 """Rows that are probed before a run, as a share of those that its steps read; a step costs three passes or more."""
-LEAST, MOST = 64, 4000
-"""Bounds of the number of rows: fewer say nothing, more take long to compare."""
-LARGEST = 500_000_000
-"""Parameters above which a backbone takes long to load once more."""
-CHECK_WORK = {"cpu": 2e12, "cuda": 1e15}
-"""Floating-point operations that `check` may spend, by device: some seconds."""
+LEAST, MOST = 64, 4000  # bounds of the number of rows: fewer say nothing, more take long to compare
+LARGEST = 500_000_000  # parameters above which a backbone takes long to load once more
+CHECK_WORK = {"cpu": 2e12, "cuda": 1e15}  # floating-point operations that `check` may spend, by device: some seconds
 _COLUMNS = ("row", "neighbour", "text", "label", "similarity")
 
 
 class Probe(NamedTuple):
     """Accuracies of predictions from frozen features alone."""
 
-    neighbours: float
-    """Of a vote of the nearest training rows (k-NN)."""
-    linear: float
-    """Of logistic regression on standardised features."""
+    neighbours: float  # of a vote of the nearest training rows (k-NN)
+    linear: float  # of logistic regression on standardised features
 
 
 def backbone_features(model: Classifier, rows: RowInputs) -> Floats:
@@ -166,10 +152,7 @@ def cached_features(model: ModelConfig, reader: RowReader, sets: Sequence[RowInp
     """Features (N, D) of each set of rows; the backbone is loaded only where some are not in the cache.
 
     A row is identified by what the model reads of it, whatever its file or place. The last bits of features depend on
-    the rows of the same batch.
-
-    Raises:
-        FileError: The cache folder cannot be written.
+    the rows of the same batch. Raises FileError: the cache folder cannot be written.
     """
     store = _store(model, reader)
     keys = [_keys(inputs) for inputs in sets]
@@ -200,16 +183,17 @@ def are_known(model: ModelConfig, reader: RowReader, sets: Sequence[RowInputs]) 
 
 
 def _store(model: ModelConfig, reader: RowReader) -> DiskStore:
-    """The cache for everything that features depend on besides the row."""
     pictures = reader.format.facts if isinstance(reader, PictureReader) else None
-    versions = run_directory.versions()
-    facts = [FORMAT, backbones.file_digests(model), model.model_dump(), pictures, backbones.device().type, versions]
-    return DiskStore(
-        cache_folder() / "features",
-        fingerprint=hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32],
-        dtype=torch.float32,
-        instead="evaluate.probe=0 and duplicates.features=null",
-    )
+    facts = [FORMAT, backbones.file_digests(model), model.model_dump(), pictures]
+    return vector_store("features", facts, instead="evaluate.probe=0 and duplicates.features=null")
+
+
+def vector_store(name: str, facts: Sequence[object], *, instead: str) -> DiskStore:
+    """The cache of vectors of rows, for everything that they depend on besides the row: device, versions and `facts`.
+    `instead`: what to write where the disk is full."""
+    facts = [*facts, backbones.device().type, run_directory.versions()]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return DiskStore(cache_folder() / name, fingerprint=digest, dtype=torch.float32, instead=instead)
 
 
 def _keys(inputs: RowInputs) -> list[bytes]:
@@ -220,11 +204,7 @@ def _keys(inputs: RowInputs) -> list[bytes]:
     ]
 
 
-class Look(Protocol):
-    """Probes rows by their frozen features."""
-
-    def __call__(self, *, most: int) -> FrozenProbe:
-        """Probe at most so many of the rows."""
+Look = Callable[..., "FrozenProbe"]  # probes at most `most` rows by their frozen features
 
 
 @dataclass(frozen=True)
@@ -234,17 +214,13 @@ class FrozenProbe:
     model: ModelConfig
     reader: RowReader
     train: LabelledSet
-    others: LabelledSet
-    """Held-out rows; in a cross-validation the training rows once more."""
-    train_T: Indices
-    """Numbers of the rows of `train` that are probed."""
+    others: LabelledSet  # held-out rows; in a cross-validation the training rows once more
+    train_T: Indices  # numbers of the rows of `train` that are probed
     others_M: Indices
     train_TD: Floats
     others_MD: Floats
-    fold_N: Indices
-    """Fold of each row of `train`: rows of the same fold are not compared."""
-    other_fold_N: Indices
-    """Fold of each row of `others`; held-out rows have their own."""
+    fold_N: Indices  # fold of each row of `train`: rows of the same fold are not compared
+    other_fold_N: Indices  # fold of each row of `others`; held-out rows have their own
 
     def scores(self) -> Probe | None:
         """Accuracies on the last fold of probes of the other folds.
@@ -293,12 +269,9 @@ class FrozenProbe:
         return matches
 
     def write_neighbours(self, folder: Path, table: pd.DataFrame, *, out_of_fold: bool = False) -> LabelledSet:
-        """Write NEIGHBOURS_FILE into a run directory; returns the training rows that it names.
-
-        Args:
-            table: Predictions of `others`, in their order.
-            out_of_fold: Whether the predictions are out of fold, so that suspect labels can be found.
-        """
+        """Write NEIGHBOURS_FILE into a run directory; returns the training rows that it names. `table`: predictions of
+        `others`, in their order. `out_of_fold`: whether the predictions are out of fold, so that suspect labels can be
+        found."""
         import pandas as pd  # 0.2 s, which the first step need not wait for
 
         from workbench.evaluation.thumbnails import label_in_words
@@ -346,11 +319,8 @@ def of_folds(config: RunConfig, reader: RowReader, rows: LabelledSet, fold_N: In
 
 
 def rows_before_run(config: RunConfig, task: ModelHead, *, visits: int | None) -> int:
-    """How many rows a run probes before it trains; 0 for none.
-
-    Args:
-        visits: Rows that all of its steps read; None where a budget alone limits the run.
-    """
+    """How many rows a run probes before it trains; 0 for none. `visits`: rows that all of its steps read; None where a
+    budget alone limits the run."""
     if config.evaluate.probe != "auto":
         return config.evaluate.probe
     rows = 0 if visits is None else min(MOST, int(SHARE * visits))
@@ -358,11 +328,8 @@ def rows_before_run(config: RunConfig, task: ModelHead, *, visits: int | None) -
 
 
 def rows_in_check(config: RunConfig, task: ModelHead, lengths: Indices) -> int:
-    """How many rows `check` can probe in seconds; 0 where it would have to fetch weights.
-
-    Args:
-        lengths: Tokens or patches of each row.
-    """
+    """How many rows `check` can probe in seconds; 0 where it would have to fetch weights. `lengths`: tokens or patches
+    of each row."""
     if config.evaluate.probe != "auto":
         return config.evaluate.probe
     if not backbones.weights_are_local(config.model):
@@ -376,12 +343,8 @@ def before_run(
     config: RunConfig, run: Run, task: ModelHead, look: Look, *, visits: int | None, say: Callable[[str], None]
 ) -> FrozenProbe | None:
     """Probe rows in a small share of the run's time, write PROBE_FILE and say what it holds; None without a probe.
-
-    Args:
-        visits: See `rows_before_run`.
-    """
-    probes = Placement(config.distributed, run.ranks).probes
-    most = rows_before_run(config, task, visits=visits) if probes else 0
+    `visits`: see `rows_before_run`."""
+    most = rows_before_run(config, task, visits=visits) if Placement(config.distributed, run.ranks).probes else 0
     if not most:
         return None
     frozen_probe = look(most=most)
@@ -399,11 +362,7 @@ def in_check(config: RunConfig, task: ModelHead, lengths: Indices, look: Look) -
 
 
 def sentence(facts: Mapping[str, Any], *, after: float | None = None) -> str:
-    """The facts of PROBE_FILE in words; empty where there are no accuracies.
-
-    Args:
-        after: Accuracy of the run.
-    """
+    """The facts of PROBE_FILE in words; empty where there are no accuracies. `after`: accuracy of the run."""
     if "linear" not in facts:
         return ""
     run = "" if after is None else f"; this run {after:.2f}"

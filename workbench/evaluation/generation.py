@@ -27,7 +27,6 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
     StoppingCriteriaList,
     TextStreamer,
 )
@@ -71,7 +70,11 @@ def generate(
     if read is not None:
         settings["past_key_values"] = read
     if halt is not None:
-        settings["stopping_criteria"] = StoppingCriteriaList([_Halt(halt)])
+
+        def halted(input_ids: Tensor, *_: Any, **__: Any) -> Tensor:
+            return torch.full((len(input_ids),), halt(), device=input_ids.device)
+
+        settings["stopping_criteria"] = StoppingCriteriaList([halted])
     if isinstance(model, PeftModelForCausalLM):
         kind = model.active_peft_config.peft_type
         if kind in (PeftType.PROMPT_TUNING, PeftType.P_TUNING):
@@ -105,14 +108,6 @@ def plain(model: nn.Module, backbone: Any) -> Iterator[None]:
     finally:
         backbone.generation_config = own
         model.train(training)
-
-
-class _Halt(StoppingCriteria):
-    def __init__(self, halt: Callable[[], bool]) -> None:
-        self._halt = halt
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
-        return torch.full((len(input_ids),), self._halt(), device=input_ids.device)
 
 
 def _after_soft_prompt(model: PeftModel, input_ids: Tensor, attention_mask: Tensor, settings: dict[str, Any]) -> Tensor:
@@ -177,15 +172,11 @@ class AnswerSampler:
         return list(micro_batches(np.arange(len(prompts)), lengths, tokens=most))
 
     def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
-        """Answers to each prompt, each up to and including a stop token, or T tokens long.
-
-        Args:
-            draws: Random numbers (G, T) of the answers to each prompt.
-        """
+        """Answers to each prompt, each up to and including a stop token, or T tokens long. `draws`: random numbers (G,
+        T) of the answers to each prompt."""
         return self._answered(prompts, draws, _SamplingProcessor(draws, self._temperature, known=self._known))
 
     def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
-        """The same answers, with the log-probabilities that their tokens were sampled with."""
         processor = _SamplingProcessor(draws, self._temperature, known=self._known)
         processor.log_probs = []
         answers = self._answered(prompts, draws, processor)
@@ -209,8 +200,7 @@ class AnswerSampler:
                 processor=processor,
                 read=self._read(inputs, each) if reads else None,
             )
-        written = output[:, inputs["input_ids"].shape[1] :].cpu().numpy()
-        answers = [answer_of(ids, self._stop) for ids in written]
+        answers = [answer_of(ids, self._stop) for ids in output[:, inputs["input_ids"].shape[1] :].cpu().numpy()]
         return [answers[start : start + each] for start in range(0, len(answers), each)]
 
     def _read(self, inputs: dict[str, Tensor], each: int) -> Cache | None:
@@ -247,12 +237,8 @@ class _SamplingProcessor(LogitsProcessor):
 
 
 def picked(logits_BV: Tensor, draws_B: Tensor, temperature: float) -> Tensor:
-    """The token (B,) at which the cumulative probability rises above the random number of its row.
-
-    Args:
-        draws_B: In [0, 1), float64.
-        temperature: Logits are divided by it, > 0.
-    """
+    """The token (B,) at which the cumulative probability rises above the random number of its row. `draws_B`: in [0,
+    1), float64. `temperature`: logits are divided by it, > 0."""
     sums_BV = (logits_BV.double() / temperature).softmax(-1).cumsum(-1)
     wanted_B1 = draws_B[:, None] * sums_BV[:, -1:]
     return torch.searchsorted(sums_BV, wanted_B1, right=True)[:, 0].clamp_max(logits_BV.shape[1] - 1)
@@ -266,8 +252,7 @@ class GeneratedAnswer:
     prompt: str
     reference: str
     answer: str
-    source: str = ""
-    """Name of the set that the prompt comes from, where there are several."""
+    source: str = ""  # name of the set that the prompt comes from, where there are several
 
     @property
     def f1(self) -> float:
@@ -295,8 +280,7 @@ def answers(
     """
     sets = named_sets.rows_by_set(tokens) or {"": np.arange(len(tokens))}
     spaced = {int(index): name for name, own in sets.items() for index in own[evenly_spaced(len(own), count)]}
-    rows = sorted(spaced)
-    answer_by_row = answers_to(model, tokens, rows, tokenizer, max_new_tokens=max_new_tokens, scoring=scoring)
+    answer_by_row = answers_to(model, tokens, sorted(spaced), tokenizer, max_new_tokens=max_new_tokens, scoring=scoring)
     return [replace(answer, source=spaced[row]) for row, answer in answer_by_row.items()]
 
 
@@ -437,8 +421,7 @@ def _text(tokenizer: PreTrainedTokenizerBase, ids: Indices | Tensor) -> str:
 @dataclass(frozen=True)
 class _Turn:
     input_ids: Indices
-    prompt: int
-    """Tokens of the prompt at the beginning of the row."""
+    prompt: int  # tokens of the prompt at the beginning of the row
     start: int
     stop: int
 
@@ -455,19 +438,15 @@ class Answering(Protocol):
     """Something that holds a model which answers."""
 
     @property
-    def model(self) -> nn.Module:
-        """The model."""
+    def model(self) -> nn.Module: ...
 
 
 M = TypeVar("M", bound=Answering)
 
 
 class AnswerSamples(Generic[M]):
-    """Answers to the same few held-out prompts at each evaluation of a run, in FILE of its directory.
-
-    Args:
-        write: The model's greedy answers; they use none of the training's random numbers.
-    """
+    """Answers to the same few held-out prompts at each evaluation of a run, in FILE of its directory. `write`: the
+    model's greedy answers; they use none of the training's random numbers."""
 
     def __init__(self, run: Run, write: Callable[[M], Sequence[GeneratedAnswer]]) -> None:
         self._run, self._write = run, write

@@ -23,10 +23,8 @@ from workbench.evaluation.perplexity import SummedLosses
 from workbench.runs import files
 
 FILE = "held_out_losses.parquet"
-MOST = 2**20
-"""Most rows that are kept, evenly spaced."""
-_AT_ONCE, _PADDED = 2**12, 2**6
-"""Rows that are written at a time, and rows of one padded batch."""
+MOST = 2**20  # most rows that are kept, evenly spaced
+_AT_ONCE, _PADDED = 2**12, 2**6  # rows that are written at a time, and rows of one padded batch
 _ROWS = b"rows"
 _SCHEMA = pa.schema([("row", pa.string()), ("tokens", pa.int64()), ("loss", pa.float64()), ("labels", pa.uint64())])
 
@@ -36,8 +34,7 @@ class KeptLosses:
     """Rows of FILE, in the order of their places."""
 
     table: pa.Table
-    rows: int
-    """Number of rows that were scored."""
+    rows: int  # number of rows that were scored
 
     @property
     def loss_S(self) -> Floats:

@@ -23,10 +23,8 @@ from workbench.evaluation import comparison, metrics
 from workbench.evaluation.comparison import PairedScore
 from workbench.evaluation.metrics import Interval
 
-MOST = 2000
-"""Rows that each operator rewrites: the 95 % interval of a share is at most 2.2 points to each side."""
-LEVEL = 0.05
-"""Chance that any operator is called harmful where none is, at most (Bonferroni: each gets an equal part)."""
+MOST = 2000  # rows that each operator rewrites: the 95 % interval of a share is at most 2.2 points to each side
+LEVEL = 0.05  # chance that any operator is called harmful where none is, at most (Bonferroni: each gets an equal part)
 Classes = npt.NDArray[np.str_]
 
 
@@ -34,12 +32,9 @@ class Rewriting(NamedTuple):
     """Rows as one operator rewrites them."""
 
     operator: OperatorName
-    changed_S: Indices
-    """Numbers of the rows that the operator changes."""
-    inputs: TokenRows
-    """These rows."""
-    noise: float | None
-    """Current `data.augment.noise`; None where a lower one would change as much."""
+    changed_S: Indices  # numbers of the rows that the operator changes
+    inputs: TokenRows  # these rows
+    noise: float | None  # current `data.augment.noise`; None where a lower one would change as much
 
 
 @dataclass(frozen=True)
@@ -47,14 +42,10 @@ class OperatorEffect:
     """Classes that a probe predicts before and after one operator rewrites the rows."""
 
     operator: OperatorName
-    turned: Interval
-    """Share of the rows whose predicted class changes, with Wilson's 95 % interval."""
-    accuracy: PairedScore
-    """Accuracy of the probe before (`first`) and after (`second`)."""
-    level: float
-    """Significance level of `accuracy`."""
-    noise: float | None
-    """As in `Rewriting`."""
+    turned: Interval  # share of the rows whose predicted class changes, with Wilson's 95 % interval
+    accuracy: PairedScore  # accuracy of the probe before (`first`) and after (`second`)
+    level: float  # significance level of `accuracy`
+    noise: float | None  # as in `Rewriting`
 
     @property
     def is_harmful(self) -> bool:
@@ -83,10 +74,8 @@ class OperatorEffect:
 class LabelPreservation:
     """Effects of all operators of a configuration."""
 
-    plain: Interval
-    """Accuracy of the probe on the plain rows, with its 95 % interval."""
-    likeliest: float
-    """Accuracy of always predicting the most frequent class."""
+    plain: Interval  # accuracy of the probe on the plain rows, with its 95 % interval
+    likeliest: float  # accuracy of always predicting the most frequent class
     effects: tuple[OperatorEffect, ...]
 
     @property
@@ -110,17 +99,17 @@ def chosen(rows: int) -> Indices:
 def rewritings(texts: AugmentedTexts) -> list[Rewriting]:
     """Rows as rewritten by each operator of the training, alone; the same for the same seed and texts.
 
-    An operator that changes none of them is left out.
-
-    Args:
-        texts: M rows that the probe is not fitted to.
+    An operator that changes none of them is left out. `texts`: M rows that the probe is not fitted to.
     """
     plain, each_alone = TokenRows(texts.encoder.encode(texts.texts, texts.places)), []
     for name in texts.config.operators:
         alone = texts.alone(name)
         rewritten = TokenRows(alone.tokens(0))
         changed_S = np.flatnonzero(plain.differ(rewritten))
-        noise = texts.config.noise if name in NOISY and _yields(alone) else None
+        # Half the noise changes texts less, but where each changes by one word or letter already.
+        half = alone.config.model_copy(update={"noise": alone.config.noise / 2})
+        yields = name in NOISY and replace(alone, config=half, _known={}).rewritten(0) != alone.rewritten(0)
+        noise = texts.config.noise if yields else None
         each_alone.append(Rewriting(name, changed_S, rewritten.take(changed_S), noise))
     return [each for each in each_alone if len(each.changed_S)]
 
@@ -151,10 +140,3 @@ def compare(
         )
     plain = metrics.accuracy_interval(int(right_M.sum()), len(right_M))
     return LabelPreservation(plain, likeliest, tuple(effects))
-
-
-def _yields(texts: AugmentedTexts) -> bool:
-    """Whether half the noise changes texts less; it does not where each text changes by one word or letter already."""
-    half = texts.config.model_copy(update={"noise": texts.config.noise / 2})
-    milder = replace(texts, config=half, _known={})
-    return milder.rewritten(0) != texts.rewritten(0)

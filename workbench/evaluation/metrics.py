@@ -20,12 +20,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Labels = npt.NDArray[np.int64]
-BINS = 15
-"""Bins of confidence in the calibration error, as in Guo et al. 2017."""
-_Z95 = 1.959963984540054
-"""The normal quantile of 97.5 %."""
-RESAMPLES = 1000
-"""Resamples of rows that a 95 % bootstrap interval is computed from."""
+BINS = 15  # Bins of confidence in the calibration error, as in Guo et al. 2017.
+_Z95 = 1.959963984540054  # the normal quantile of 97.5 %
+RESAMPLES = 1000  # resamples of rows that a 95 % bootstrap interval is computed from
 _AT_ONCE = 100
 _WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W_぀-ヿ㐀-鿿가-힯]+")
 """A word, or one character of a script that writes no spaces (Japanese, Chinese, Korean)."""
@@ -79,12 +76,8 @@ def calibration_error(p_NC: Floats, labels_N: Labels) -> float:
 
 
 def accuracy_interval(hits: float, rows: float) -> Interval:
-    """Wilson's 95 % interval of a proportion, which also holds for few rows and near 0 and 1 (Wilson 1927).
-
-    Args:
-        hits: At most `rows`; a tie counts half.
-        rows: The effective number where rows depend on each other.
-    """
+    """Wilson's 95 % interval of a proportion, which also holds for few rows and near 0 and 1 (Wilson 1927). `hits`: at
+    most `rows`; a tie counts half. `rows`: the effective number where rows depend on each other."""
     share, spread = hits / rows, _Z95**2 / rows
     centre, half = share + spread / 2, _Z95 * math.sqrt(share * (1 - share) / rows + spread / (4 * rows))
     low, high = ((centre + side * half) / (1 + spread) for side in (-1, 1))
@@ -169,22 +162,16 @@ def token_f1(prediction: str, reference: str) -> float:
 def rouge_l(prediction: str, reference: str) -> float:
     """F-measure of the longest common subsequence of words, 0 to 1 (Lin 2004)."""
     predicted, wanted = words(prediction), words(reference)
-    shared = _longest_common(predicted, wanted)
+    # Length of the longest common subsequence, row by row of its table. Package rouge_score, which finds the
+    # same, imports all of nltk and scipy.stats, 0.65 s before a first step.
+    length = [0] * (len(wanted) + 1)
+    for word in predicted:
+        diagonal = 0
+        for column, against in enumerate(wanted, start=1):
+            longer = diagonal + 1 if word == against else max(length[column], length[column - 1])
+            diagonal, length[column] = length[column], longer
+    shared = length[-1]
     if not shared:
         return 0.0
     precision, recall = shared / len(predicted), shared / len(wanted)
     return 2 * precision * recall / (precision + recall)
-
-
-def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the longest common subsequence, row by row of its table.
-
-    Package rouge_score, which finds the same, imports all of nltk and scipy.stats, 0.65 s before a first step.
-    """
-    length = [0] * (len(other) + 1)
-    for word in one:
-        diagonal = 0
-        for column, against in enumerate(other, start=1):
-            longer = diagonal + 1 if word == against else max(length[column], length[column - 1])
-            diagonal, length[column] = length[column], longer
-    return length[-1]

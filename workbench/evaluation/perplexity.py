@@ -50,35 +50,25 @@ class Likelihood:
     @property
     def scores(self) -> dict[str, float]:
         """By name."""
-        score_by_name = {"loss": self.loss, "perplexity": self.perplexity, "token_accuracy": self.token_accuracy}
-        return units.rounded(score_by_name)
+        return units.rounded({"loss": self.loss, "perplexity": self.perplexity, "token_accuracy": self.token_accuracy})
 
 
 @dataclass(frozen=True)
 class SummedLosses:
     """Loss of each row, summed over its tokens, in the order of the rows."""
 
-    loss_N: npt.NDArray[np.float64]
-    """Negative log-likelihood in nats, summed over the supervised tokens of a row."""
-    tokens_N: Indices
-    """Number of these tokens."""
+    loss_N: npt.NDArray[np.float64]  # negative log-likelihood in nats, summed over the supervised tokens of a row
+    tokens_N: Indices  # number of these tokens
 
 
 class LikelihoodRows(Protocol):
-    """Rows whose tokens have a likelihood."""
+    """Rows whose tokens have a likelihood, with the tokens of each; a batch of them is padded."""
 
     @property
-    def lengths(self) -> Indices:
-        """Tokens of each row."""
-
-    def __len__(self) -> int:
-        """Number of rows."""
-
-    def __getitem__(self, index: int) -> Row:
-        """A row."""
-
-    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows `indices`, padded."""
+    def lengths(self) -> Indices: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Row: ...
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch: ...
 
 
 def likelihood(
@@ -125,8 +115,14 @@ def row_likelihoods(
 ) -> list[tuple[float, int, int]]:
     """For each row: its summed loss in nats, tokens that the model finds most likely, and supervised tokens."""
 
+    @torch.no_grad()
     def compute(rows: Indices) -> list[tuple[float, int, int]]:
-        loss_N, hit_N, row_N = _token_losses(model, head, tokens.batch(rows))
+        on_host = tokens.batch(rows)
+        batch = on_host.to(next(model.parameters()).device)
+        hidden_BLD = head.hidden(model, batch.inputs)
+        hidden_ND = hidden_BLD.flatten(0, 1)[batch.positions_N]
+        scores = losses.token_scores(hidden_ND, batch.labels_N, head.project, vocabulary=head.vocabulary)
+        loss_N, hit_N, row_N = scores[0].double().cpu(), scores[1].cpu(), on_host.positions_N // hidden_BLD.shape[1]
         # One sum per row, in order, so that it does not depend on which rows share a micro-batch; by torch, because in
         # a plan these tensors are fake.
         zero_B = torch.zeros(len(rows), dtype=torch.float64)
@@ -142,23 +138,10 @@ def row_likelihoods(
     return over_rows(model, tokens.lengths, compute, scoring=scoring, content=content)
 
 
-@torch.no_grad()
-def _token_losses(model: nn.Module, head: Head, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Per supervised token (N,): negative log-likelihood, whether it is the likeliest, and its row in the batch."""
-    positions_N, batch = batch.positions_N, batch.to(next(model.parameters()).device)
-    hidden_BLD = head.hidden(model, batch.inputs)
-    hidden_ND = hidden_BLD.flatten(0, 1)[batch.positions_N]
-    loss_N, hit_N = losses.token_scores(hidden_ND, batch.labels_N, head.project, vocabulary=head.vocabulary)
-    return loss_N.double().cpu(), hit_N.cpu(), positions_N // hidden_BLD.shape[1]
-
-
 @dataclass(frozen=True)
 class AnswersAlone:
-    """Rows reduced to one start token and the tokens that carry loss.
-
-    Args:
-        start: Id of the start token: the tokenizer's bos, or its eos where there is no bos.
-    """
+    """Rows reduced to one start token and the tokens that carry loss. `start`: id of the start token: the tokenizer's
+    bos, or its eos where there is no bos."""
 
     rows: TokenizedSet
     start: int
@@ -168,7 +151,6 @@ class AnswersAlone:
 
     @cached_property
     def lengths(self) -> Indices:
-        """Tokens of each row."""
         return self.rows.supervised + 1
 
     def __getitem__(self, index: int) -> Row:
@@ -179,7 +161,6 @@ class AnswersAlone:
         return Row(ids, np.arange(len(ids)) > 0, digest=row.digest)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows `indices`, padded."""
         return collate([self[index] for index in indices], epoch=epoch)
 
 
@@ -216,10 +197,8 @@ def row_scores(
 class Agreement:
     """Difference of model B from model A over N positions."""
 
-    kl: float
-    """Mean KL(A || B) of the next-token distributions, nats per token."""
-    top1: float
-    """Share of positions where both have the same most likely token."""
+    kl: float  # mean KL(A || B) of the next-token distributions, nats per token
+    top1: float  # share of positions where both have the same most likely token
     positions: int
 
     @property

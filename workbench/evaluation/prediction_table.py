@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Classes = npt.NDArray[np.int64]
-LEAST_PROBABILITY = 1e-12
-"""Lowest probability that has a logarithm here."""
+LEAST_PROBABILITY = 1e-12  # lowest probability that has a logarithm here
 BOUNDS = ((np.log(0.05), np.log(20.0)), (-12.0, 0.0))
 """Bounds of the logarithm of the temperature, and of the log-odds of a wrong label: half of the labels at most."""
 
@@ -64,8 +63,7 @@ class RowRanking:
     @property
     def uncertain(self) -> list[int]:
         """Rows that are in doubt, the most doubtful first."""
-        order = np.argsort(-self.doubt_N, kind="stable")
-        return [int(row) for row in order if self.doubt_N[row] > 0]
+        return [int(row) for row in np.argsort(-self.doubt_N, kind="stable") if self.doubt_N[row] > 0]
 
 
 def suspects(table: pd.DataFrame) -> dict[int, str]:
@@ -130,11 +128,8 @@ def hot(cells: pd.Series, names: list[str]) -> Mask:
 
 def suspected(p_NC: Floats, label_N: Classes) -> dict[int, int]:
     """Rows whose label is more likely wrong than right, the most suspect first, with the class each more likely has.
-
-    Args:
-        p_NC: Probabilities of each class, out of fold: a model is sure of the labels that it was trained on.
-        label_N: The class that each row is labelled with.
-    """
+    `p_NC`: probabilities of each class, out of fold: a model is sure of the labels that it was trained on. `label_N`:
+    the class that each row is labelled with."""
     right_N = label_quality(p_NC, label_N)
     known_C = np.bincount(label_N, minlength=p_NC.shape[1]) > 0
     likeliest_N = np.where(known_C, p_NC, -1.0).argmax(1)

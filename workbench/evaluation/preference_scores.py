@@ -37,12 +37,9 @@ def read(
     *,
     scoring: ModelResults | None = None,
 ) -> tuple[Floats, Floats]:
-    """Log-probabilities of answers (S,) as the loss counts them, and means over their tokens (S,), in nats.
-
-    Args:
-        shared_S: For each answer, the tokens of the shorter answer of its pair.
-        scoring: Keeps results where the run may be stopped.
-    """
+    """Log-probabilities of answers (S,) as the loss counts them, and means over their tokens (S,), in nats. `shared_S`:
+    for each answer, the tokens of the shorter answer of its pair. `scoring`: keeps results where the run may be
+    stopped."""
     device = next(model.parameters()).device
 
     def compute(numbers: Indices) -> list[tuple[float, float]]:
@@ -87,10 +84,8 @@ def summary(
         reference_S: Log-probabilities of the reference; None where the loss has none.
         drift: Mean log-ratio of answers to other prompts, kto's reference point; else 0.
     """
-    beta, baseline = (
-        config.beta_at(1.0),
-        float(preference_losses.kto_baseline(torch.tensor(drift, dtype=torch.float64))),
-    )
+    beta = config.beta_at(1.0)
+    baseline = float(preference_losses.kto_baseline(torch.tensor(drift, dtype=torch.float64)))
     judged = preference_losses.judge(
         Answers(torch.from_numpy(counted_S), torch.from_numpy(mean_S)),
         None if reference_S is None else torch.from_numpy(reference_S),

@@ -36,30 +36,22 @@ from workbench.training.row_losses import Floats32
 from workbench.training.sampling import loss_based
 from workbench.training.sampling.loss_based import reference_parts, reference_path
 
-VERSION = 1
-"""Part of the folder's name: raise it when losses are computed in another way."""
-_AT_ONCE = 2**16
-"""Rows that are hashed at a time."""
+VERSION = 1  # part of the folder's name: raise it when losses are computed in another way
+_AT_ONCE = 2**16  # rows that are hashed at a time
 
 
 class Answerer(NamedTuple):
     """A model that computes the losses of rows."""
 
     model: nn.Module
-    answer: Callable[[Indices], Sequence[Floats32]]
-    """Maps row numbers to the losses of each row's supervised tokens."""
-    read: Reading
-    """Runs a function while the model may be called."""
-    together: bool
-    """Whether each process holds a shard of the weights, so that all must read the same rows."""
+    answer: Callable[[Indices], Sequence[Floats32]]  # maps row numbers to the losses of each row's supervised tokens
+    read: Reading  # runs a function while the model may be called
+    together: bool  # whether each process holds a shard of the weights, so that all must read the same rows
 
 
 def folder(identity: Sequence[Any], rows: TokenizedSet) -> Path:
-    """The folder of the losses of a model on these rows.
-
-    Args:
-        identity: Everything that the model's losses depend on, as JSON values.
-    """
+    """The folder of the losses of a model on these rows. `identity`: everything that the model's losses depend on, as
+    JSON values."""
     digest = hashlib.sha256(json.dumps([VERSION, loss_based.PART, *identity], sort_keys=True).encode())
     for name in ("input_ids", "supervised", "source"):
         column = rows.table.data.column(name)
@@ -83,11 +75,8 @@ def write(
     run: Run,
     stop_requested: Callable[[], bool],
 ) -> None:
-    """Compute the missing parts: each process a shard of them, or all processes each part together.
-
-    Raises:
-        Stopped: a person asked for it, or time is over; finished parts are kept.
-    """
+    """Compute the missing parts: each process a shard of them, or all processes each part together. Raises Stopped: a
+    person asked for it, or time is over; finished parts are kept."""
     ranks, bounds = run.ranks, reference_parts(rows.supervised)
     wanted, apart = ranks.agreed(missing(where, rows)), ranks
     if answerer.together:

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-CUTOFF = 10
-"""Results of a query that nDCG and recall look at."""
-AT_ONCE = 1024
-"""Queries whose similarities are held at a time."""
+CUTOFF = 10  # results of a query that nDCG and recall look at
+AT_ONCE = 1024  # queries whose similarities are held at a time
 
 
 def ranked_relevance(similarity_N: Floats, relevant_N: Mask) -> Mask:
@@ -64,8 +62,7 @@ def scores_of_query(hit_N: Mask) -> dict[str, float]:
 def mean_query_scores(score_by_query: list[dict[str, float]]) -> dict[str, float]:
     """The mean of each score over queries, with a 95 % interval (bootstrap over queries)."""
     names = list(score_by_query[0])
-    value_QS = np.asarray([[each[name] for name in names] for each in score_by_query])
-    return metrics.bootstrap_means(names, value_QS)
+    return metrics.bootstrap_means(names, np.asarray([[each[name] for name in names] for each in score_by_query]))
 
 
 def correlation(similarity_N: Floats, score_N: Floats) -> dict[str, float]:
@@ -94,16 +91,11 @@ def correlation(similarity_N: Floats, score_N: Floats) -> dict[str, float]:
 class Search:
     """Queries, passages, and which passages belong to each query."""
 
-    query_Q: Indices
-    """Units of the queries' set."""
-    row_Q: Indices
-    """A row that each is the anchor of."""
-    passage_N: Indices
-    """Units of the passages' set."""
-    relevant: list[Indices]
-    """For each query, the places among the passages of those that it should find."""
-    left_out: list[Indices]
-    """For each query, the places of the passages that do not count: its own text."""
+    query_Q: Indices  # units of the queries' set
+    row_Q: Indices  # a row that each is the anchor of
+    passage_N: Indices  # units of the passages' set
+    relevant: list[Indices]  # for each query, the places among the passages of those that it should find
+    left_out: list[Indices]  # for each query, the places of the passages that do not count: its own text
 
 
 @dataclass(frozen=True)
@@ -176,7 +168,12 @@ def _embedding_scores(
     search = None if rows.form == "scored" else _search(rows, among)
     for size in reversed(embedder.sizes):
         if search is None:
-            similarity_N = _similarity(embedder, own_UD, rows, size)
+            # Similarity (N,) of the two texts of each row.
+            one, other = (
+                leading(own_UD[torch.from_numpy(each)], size, normalise=embedder.config.normalise)
+                for each in (rows.anchor_N, rows.positive_N)
+            )
+            similarity_N = np.asarray((one * other).sum(1).double().numpy())
             size_scores, table = correlation(similarity_N, rows.score_N), _scored_table(rows, similarity_N)
         else:
             size_scores, table = _searched(embedder, rows, among, search, own_UD, there_UD, size)
@@ -245,8 +242,7 @@ def _searched(
         }
     )
     if rows.form != "labelled":
-        right = [place in own for place, own in zip(first, search.relevant, strict=True)]
-        return scores, table.assign(right=right)
+        return scores, table.assign(right=[place in own for place, own in zip(first, search.relevant, strict=True)])
     label_of = dict(zip(among.anchor_N.tolist(), (record.label for record in among.records), strict=True))
     table = table.assign(
         label=[rows.records[row].label for row in search.row_Q],
@@ -255,15 +251,6 @@ def _searched(
     hits = int((table["label"] == table["nearest_label"]).sum())
     kept = {name: value for name, value in scores.items() if not name.startswith("recall")}
     return {**metrics.accuracy_interval(hits, len(table)).scores("accuracy"), **kept}, table
-
-
-def _similarity(embedder: Embedder, own_UD: Tensor, rows: PairSet, size: int) -> Floats:
-    """Similarity (N,) of the two texts of each row."""
-    one, other = (
-        leading(own_UD[torch.from_numpy(each)], size, normalise=embedder.config.normalise)
-        for each in (rows.anchor_N, rows.positive_N)
-    )
-    return np.asarray((one * other).sum(1).double().numpy())
 
 
 def _scored_table(rows: PairSet, similarity_N: Floats) -> pd.DataFrame:
@@ -295,16 +282,14 @@ def pair_scores(model: Reranker, pairs: PairedTexts, *, scoring: ModelResults | 
     return np.asarray(score_D, dtype=np.float64)[place_P]
 
 
-def rerank_losses(model: Reranker, rows: CandidateSet, *, scoring: ModelResults | None = None) -> dict[str, float]:
-    """Mean loss of rows with their own candidates, and that of each named set among them."""
-    score_NC = pair_scores(model, rows.all_pairs, scoring=scoring).reshape(-1, rows.each)
-    return _rerank_losses(model, rows, score_NC)
+def rerank_losses(model: Reranker, rows: CandidateSet, score_NC: Floats | None = None) -> dict[str, float]:
+    """Mean loss of rows with their own candidates, and that of each named set among them; from scores (N, C) of these
+    where they are known."""
+    if score_NC is None:
+        score_NC = pair_scores(model, rows.all_pairs).reshape(-1, rows.each)
 
-
-def _rerank_losses(model: Reranker, rows: CandidateSet, score_NC: Floats) -> dict[str, float]:
     def mean(numbers: Indices) -> dict[str, float]:
-        total = model.loss_of(torch.from_numpy(score_NC[numbers]).float(), rows, numbers)
-        return {"loss": float(total) / len(numbers)}
+        return {"loss": float(model.loss_of(torch.from_numpy(score_NC[numbers]).float(), rows, numbers)) / len(numbers)}
 
     return mean(np.arange(len(rows))) | named_sets.scored(rows, mean)
 
@@ -314,10 +299,8 @@ def score_reranker(
 ) -> RankedRows:
     """Scores of rows: `loss` first, then scores of the ranked candidates, or the correlation with given scores.
 
-    Each named set among the rows is scored by itself too, with candidates from all sets.
-
-    Args:
-        candidates: See `candidate_set.ranking`.
+    Each named set among the rows is scored by itself too, with candidates from all sets. `candidates`: see
+    `candidate_set.ranking`.
     """
     if rows.pairs.form == "scored":
         score_N = pair_scores(model, rows.all_pairs, scoring=scoring)
@@ -325,7 +308,7 @@ def score_reranker(
         def correlated(numbers: Indices) -> dict[str, float]:
             return correlation(score_N[numbers], rows.pairs.score_N[numbers])
 
-        scores = {**_rerank_losses(model, rows, score_N[:, None]), **correlated(np.arange(len(rows)))}
+        scores = {**rerank_losses(model, rows, score_N[:, None]), **correlated(np.arange(len(rows)))}
         scores |= named_sets.scored(rows, correlated)
         return RankedRows(units.rounded(scores), _scored_table(rows.pairs, score_N))
     order = rerank_candidates.ranking(rows, candidates=candidates)
@@ -344,7 +327,7 @@ def score_reranker(
         return mean_query_scores([hits[query] for query in own]) if len(own) else {}
 
     scores = {
-        **_rerank_losses(model, rows, score_NC),
+        **rerank_losses(model, rows, score_NC),
         **of_queries(np.arange(len(rows))),
         **named_sets.scored(rows, of_queries),
     }

@@ -32,8 +32,7 @@ AGGREGATES: dict[Aggregate, Callable[[Floats], float]] = {
     "product": lambda p_T: float(p_T.prod()),
     "mean": lambda p_T: float(p_T.mean()),
     "last": lambda p_T: float(p_T[-1]),
-}
-"""The reward of an answer from the probabilities that its steps are right."""
+}  # the reward of an answer from the probabilities that its steps are right
 
 
 def read_rewards(model: RewardModel, rows: TokenizedSet, *, scoring: ModelResults | None = None) -> Floats:
@@ -119,8 +118,7 @@ def read_step_logits(model: RewardModel, rows: StepSet, *, scoring: ModelResults
 
 def aggregated(rows: StepSet, p_S: Floats, how: Aggregate) -> Floats:
     """The reward (R,) of each answer from the probabilities of its steps."""
-    parts = np.split(p_S, np.cumsum(rows.steps)[:-1])
-    return np.asarray([AGGREGATES[how](part) for part in parts], dtype=np.float64)
+    return np.asarray([AGGREGATES[how](part) for part in np.split(p_S, np.cumsum(rows.steps)[:-1])], dtype=np.float64)
 
 
 def step_scores(rows: StepSet, logit_S: Floats) -> dict[str, float]:
@@ -200,8 +198,7 @@ def clustered_interval(hit_S: Bools, row_of_step: Indices) -> Interval:
 def _f1_bounds(wrong_R: Bools, right_R: Bools) -> tuple[float, float]:
     """The interval of `f1` (bootstrap over answers); resamples that lack either kind of answers are left out."""
     # Kinds: without a wrong step and missed, found; with one and missed, found.
-    count_K = np.bincount(2 * wrong_R + right_R, minlength=4)
-    drawn_RK = np.concatenate(list(metrics.resampled(count_K)))
+    drawn_RK = np.concatenate(list(metrics.resampled(np.bincount(2 * wrong_R + right_R, minlength=4))))
     with np.errstate(invalid="ignore"):
         all_right_R, error_found_R = (drawn_RK[:, n + 1] / drawn_RK[:, n : n + 2].sum(1) for n in (0, 2))
         f1_R = 2 * all_right_R * error_found_R / (all_right_R + error_found_R)

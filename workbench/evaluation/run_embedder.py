@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data.embedding import pair_set
 from workbench.data.labelled.records import RecordSource, RowReader
-from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError
 from workbench.evaluation import frozen_features, retrieval_scores
 from workbench.evaluation.frozen_features import Floats
@@ -29,12 +27,9 @@ from workbench.runs import provenance, run_directory
 from workbench.runs.trust import Trust
 from workbench.training.freezing.hidden_state_store import DiskStore
 
-FORMAT = "1"
-"""Raise it when embeddings of the same texts change."""
-AT_ONCE = 4096
-"""Texts that are computed between two writes to the cache; a killed process loses at most as many."""
-SECTIONS = ("duplicates", "correction", "rerank")
-"""Sections of a configuration that have a key `embedder`."""
+FORMAT = "1"  # raise it when embeddings of the same texts change
+AT_ONCE = 4096  # texts that are computed between two writes to the cache; a killed process loses at most as many
+SECTIONS = ("duplicates", "correction", "rerank")  # sections of a configuration that have a key `embedder`
 
 
 @dataclass(frozen=True)
@@ -42,8 +37,7 @@ class RunEmbedder:
     """The embedder of a finished run."""
 
     run: Path
-    config: RunConfig
-    """The configuration of that run: its backbone, pooling and instructions."""
+    config: RunConfig  # the configuration of that run: its backbone, pooling and instructions
 
     @property
     def files(self) -> dict[str, str]:
@@ -67,14 +61,8 @@ class RunEmbedder:
         return f"embeddings of {self.run} ({self.config.model.id}, pooling {section.pooling}{before})"
 
     def embed(self, texts: Sequence[str], *, passages: bool = False) -> Floats:
-        """Embeddings (N, D) of texts.
-
-        Args:
-            passages: Put `embed.passage_prefix` before each text, else `embed.query_prefix`.
-
-        Raises:
-            FileError: The cache folder cannot be written.
-        """
+        """Embeddings (N, D) of texts. Raises FileError: the cache folder cannot be written. `passages`: put
+        `embed.passage_prefix` before each text, else `embed.query_prefix`."""
         section = self.config.embed
         prefix = section.passage_prefix if passages else section.query_prefix
         prefixed = [prefix + text for text in texts]
@@ -87,29 +75,20 @@ class RunEmbedder:
                 units = pair_set.units(
                     [prefixed[n] for n in some], model.tokenizer, max_tokens=self.config.data.max_tokens
                 )
-                pooled_UD = retrieval_scores.embed_texts(model, units)
-                found_UD = leading(pooled_UD, model.width, normalise=section.normalise)
+                found_UD = leading(retrieval_scores.embed_texts(model, units), model.width, normalise=section.normalise)
                 store.put([keys[number] for number in some], list(found_UD[:, None]))
             del model
             gc.collect()  # models hold reference cycles
         return np.asarray(store.get(keys, 1)[:, 0].numpy())
 
     def _store(self) -> DiskStore:
-        facts = [FORMAT, self.digest, backbones.device().type, run_directory.versions()]
-        return DiskStore(
-            cache_folder() / "embeddings",
-            fingerprint=hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32],
-            dtype=torch.float32,
-            instead="duplicates.embedder=null and correction.embedder=null",
-        )
+        instead = "duplicates.embedder=null and correction.embedder=null"
+        return frozen_features.vector_store("embeddings", [FORMAT, self.digest], instead=instead)
 
 
 def of(config: RunConfig, section: str) -> RunEmbedder | None:
-    """The embedder that a section of a configuration (one of SECTIONS) names; None where it names none.
-
-    Raises:
-        WorkbenchError: There is no such run, it has not ended, or it embeds no texts.
-    """
+    """The embedder that a section of a configuration (one of SECTIONS) names; None where it names none. Raises
+    WorkbenchError: there is no such run, it has not ended, or it embeds no texts."""
     named = {
         "duplicates": (config.duplicates.embedder, config.duplicates.trust),
         "correction": (config.correction.embedder, config.correction.trust),

@@ -22,13 +22,11 @@ from workbench.runs import files
 from workbench.runs.openai_client import OpenAIClient, reason, token_numbers
 
 LOAD, UNLOAD = "load_lora_adapter", "unload_lora_adapter"
-_NOBODY = "workbench-nobody"
-"""A name that no adapter has, by which the server is tested."""
+_NOBODY = "workbench-nobody"  # a name that no adapter has, by which the server is tested
 _STARTS = (
     "Start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora, or `workbench serve RUN --load-adapters`."
 )
-AT_ONCE = 256
-"""Answers that are requested at a time; at least those to one prompt."""
+AT_ONCE = 256  # answers that are requested at a time; at least those to one prompt
 _WHOLE: Mapping[str, float] = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
 """Settings that make a server sample from the whole distribution, whatever generation_config.json says."""
 
@@ -47,17 +45,12 @@ class ServedPolicy:
 
     def __init__(self, server: OpenAIClient, save: Callable[[Path], None], folder: Path, *, every: int) -> None:
         self.server, self._save, self._folder, self._every = server, save, folder, every
-        self.name = ""
-        """The server's name for the weights that answer now."""
+        self.name = ""  # the server's name for the weights that answer now
         self._rollouts = 0
 
     def refresh(self) -> None:
-        """Load the current weights into the server, at every `every`-th rollout since the run began or resumed.
-
-        Raises:
-            BackboneError: The server does not answer.
-            ConfigError: It does not load the adapter.
-        """
+        """Load the current weights into the server, at every `every`-th rollout since the run began or resumed. Raises
+        BackboneError: the server does not answer; ConfigError: it does not load the adapter."""
         due = self._rollouts % self._every == 0
         self._rollouts += 1
         if not due:
@@ -65,7 +58,10 @@ class ServedPolicy:
         aside = self._folder / "next"
         with files.new_folder(aside, durable=False) as unfinished:
             self._save(unfinished)
-        name = f"{self._folder.resolve().parent.name}-{_digest(aside)}"
+        whole = hashlib.sha256(str(aside.resolve()).encode())  # two runs never share a name
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            whole.update((aside / file).read_bytes())
+        name = f"{self._folder.resolve().parent.name}-{whole.hexdigest()[:12]}"
         known = [each for each in _adapter_names(self._folder) if each != name]
         if name != self.name:
             shutil.rmtree(self._folder / name, ignore_errors=True)
@@ -120,13 +116,6 @@ def _adapter_names(folder: Path) -> list[str]:
     return sorted(each.parent.name for each in folder.glob("*/adapter_config.json") if each.parent.name != "next")
 
 
-def _digest(folder: Path) -> str:
-    whole = hashlib.sha256(str(folder.resolve()).encode())  # two runs never share a name
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        whole.update((folder / name).read_bytes())
-    return whole.hexdigest()[:12]
-
-
 class ServedSampler:
     """Samples answers of a model on a server, as `AnswerSampler` does of a local one.
 
@@ -178,14 +167,9 @@ class ServedSampler:
 
 
 def asked(server: OpenAIClient, body: Mapping[str, Any], *, known: int) -> list[SampledAnswer]:
-    """Answers to the prompt of a request, sampled from the whole distribution.
-
-    Raises:
-        BackboneError: The server does not answer.
-        ConfigError: Its answer lacks tokens or log-probabilities, or has a token that is not below `known`.
-    """
-    wanted = {**body, **_WHOLE, "logprobs": 1, "return_tokens_as_token_ids": True}
-    response = server.sent("POST", "completions", wanted)
+    """Answers to the prompt of a request, sampled from the whole distribution. Raises BackboneError: the server does
+    not answer; ConfigError: its answer lacks tokens or log-probabilities, or has a token that is not below `known`."""
+    response = server.sent("POST", "completions", {**body, **_WHOLE, "logprobs": 1, "return_tokens_as_token_ids": True})
     if response.status_code in (400, 422):
         raise unusable(server, reason(response))
     if response.status_code == 404:

@@ -32,28 +32,19 @@ from workbench.models.classifier import Classifier
 from workbench.runs import files
 
 COPIES = 4
-NOISE = 0.1
-"""Standard deviation of the noise on a copy, as a share of the range of the picture's values."""
-BLUR = 1 / 40
-"""Standard deviation of the final smoothing, as a share of the picture's longer side."""
-STRENGTH = 0.75
-"""Opacity of the colour where the map is 1."""
+NOISE = 0.1  # standard deviation of the noise on a copy, as a share of the range of the picture's values
+BLUR = 1 / 40  # standard deviation of the final smoothing, as a share of the picture's longer side
+STRENGTH = 0.75  # opacity of the colour where the map is 1
 Map = npt.NDArray[np.float32]
 FILE = "pictures.parquet"
-SIDE = 96
-"""Longest side of a stored picture, in pixels."""
-QUALITY = 88
-"""Quality of JPEG, without subsampled colours."""
+SIDE = 96  # longest side of a stored picture, in pixels
+QUALITY = 88  # quality of JPEG, without subsampled colours
 MOST_ROWS = 800
-MOST_BYTES = 2_300_000
-"""Bytes of all pictures of rows; on a page they take a third more."""
-NOTABLE = 24
-"""Mistakes, and rows in doubt, that are shown before all others."""
+MOST_BYTES = 2_300_000  # bytes of all pictures of rows; on a page they take a third more
+NOTABLE = 24  # mistakes, and rows in doubt, that are shown before all others
 MOST_LEFT_OUT = 40
-EXPLAINED = 8
-"""Rows with a gradient map."""
-TRAINED = 6
-"""Training pictures that are shown as the model saw them."""
+EXPLAINED = 8  # rows with a gradient map
+TRAINED = 6  # training pictures that are shown as the model saw them
 SHOWN_EPOCHS = 6
 Kind = Literal["row", "map", "trained", "neighbour", "hard", "left out"]
 
@@ -62,10 +53,7 @@ def gradient_map(model: Classifier, rows: LabelledSet, index: int, *, output: in
     """Size of the gradient of one output with respect to each pixel (H, W), smoothed, from 0 to 1.
 
     It is the mean over noisy copies of the picture (SmoothGrad, Smilkov et al. 2017), and the maximum over the three
-    channels. The model's parameters get no gradient.
-
-    Args:
-        output: Number of the class, or 0 for a number.
+    channels. The model's parameters get no gradient. `output`: number of the class, or 0 for a number.
     """
     device = next(model.model.parameters()).device
     one = rows.batch(np.asarray([index]))
@@ -81,8 +69,7 @@ def gradient_map(model: Classifier, rows: LabelledSet, index: int, *, output: in
     )
     with torch.enable_grad():
         (gradient_S3HW,) = torch.autograd.grad(model.outputs(batch)[:, output].sum(), pixels_S3HW)
-    map_HW = gradient_S3HW.float().abs().mean(0).amax(0).cpu().numpy()
-    return smoothed(map_HW)
+    return smoothed(gradient_S3HW.float().abs().mean(0).amax(0).cpu().numpy())
 
 
 def smoothed(map_HW: Map) -> Map:
@@ -118,10 +105,10 @@ class Thumbnail:
     jpeg: bytes
 
 
-def jpeg(picture_HW3: Pixels, *, side: int = SIDE) -> bytes:
-    """A JPEG file of the picture, made smaller where a side is longer than `side`."""
+def jpeg(picture_HW3: Pixels) -> bytes:
+    """A JPEG file of the picture, made smaller where a side is longer than SIDE."""
     image = Image.fromarray(picture_HW3)
-    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=QUALITY, subsampling=0, optimize=True)
     return buffer.getvalue()
@@ -172,10 +159,7 @@ def chosen(table: pd.DataFrame, *, first: Sequence[int] = (), most: int = MOST_R
     """Rows of a table of predictions that are worth looking at, the most important first.
 
     The surest mistakes and the rows in doubt come first, then the surest rows of each cell of the confusion matrix, one
-    per cell in turn.
-
-    Args:
-        first: Rows that come before all others, at most a quarter of `most`.
+    per cell in turn. `first`: rows that come before all others, at most a quarter of `most`.
     """
     ranking = ranked(table)
     notable = [*first[: most // 4], *ranking.mistakes[:NOTABLE], *ranking.uncertain[:NOTABLE]]
@@ -208,13 +192,16 @@ def of_rows(
 
 
 def explained(model: Classifier, rows: LabelledSet, reader: PictureReader, table: pd.DataFrame) -> list[Thumbnail]:
-    """Gradient maps of the surest mistakes and of rows that are right, over their pictures.
-
-    Args:
-        table: Predictions of `rows` by `model` or another one; a map explains the predicted class.
-    """
+    """Gradient maps of the surest mistakes and of rows that are right, over their pictures. `table`: predictions of
+    `rows` by `model` or another one; a map explains the predicted class."""
     names, pictures, thumbnails = class_names(table), _pictures(rows), []
-    for row in _to_explain(table):
+    # Half surest mistakes, half right rows, of different classes if possible; more of one where the other lacks.
+    ranking, first_of, half = ranked(table), dict[object, int](), EXPLAINED // 2
+    for row in ranking.right if names else ():
+        first_of.setdefault(_key(table["label"].iat[row]), row)
+    different = [*first_of.values(), *ranking.right]
+    wanted = [*ranking.mistakes[:half], *different[:half], *different, *ranking.mistakes]
+    for row in list(dict.fromkeys(wanted))[:EXPLAINED]:
         output = int(table[[f"p_{name}" for name in names]].iloc[row].to_numpy().argmax()) if names else 0
         try:
             map_HW = gradient_map(model, rows, row, output=output)
@@ -230,13 +217,20 @@ def explained(model: Classifier, rows: LabelledSet, reader: PictureReader, table
 def as_trained(rows: LabelledSet, reader: PictureReader) -> list[Thumbnail]:
     """Some training pictures: as in the file, prepared, and as the model sees them in some epochs, mixing included."""
     pictures, thumbnails = _pictures(rows), []
-    spread = np.unique(np.linspace(0, len(rows) - 1, TRAINED).round().astype(int))
-    for row in _of_different_classes(rows) if len(spread) == TRAINED else spread.tolist():
+    shown: list[int] = np.unique(np.linspace(0, len(rows) - 1, TRAINED).round().astype(int)).tolist()
+    if len(shown) == TRAINED:  # random rows, one per class while there are classes left
+        order = np.random.default_rng(0).permutation(len(rows)).tolist()
+        first_of = {str(rows.records[row].label): row for row in reversed(order)}
+        shown = list(dict.fromkeys([*first_of.values(), *order]))[:TRAINED]
+    for row in shown:
         states: list[tuple[str, Pixels]] = []
         with suppress(DataError):  # where the file is gone, only the prepared picture is shown
             states.append(("file", reader.decoded(rows.records[row])))
         states.append(("prepared", pictures.picture(row)))
-        for epoch in _epochs(pictures):
+        # Some epochs, including the first and the last; none where nothing is augmented.
+        last = -1 if pictures.augmenter is None else max(0, int(np.ceil(pictures.augmenter.epochs)) - 1)
+        epochs = np.unique(np.linspace(0, last, SHOWN_EPOCHS).round().astype(int)).tolist() if last >= 0 else []
+        for epoch in epochs:
             picture, share = read_in_epoch(pictures, row, epoch)
             mixed = f", mixed: {100 * share:.0f} % its label" if share < 1 else ""
             states.append((f"epoch {epoch + 1}{mixed}", picture))
@@ -255,11 +249,8 @@ def _hard(folder: Path, sets: Sequence[LabelledSet], reader: PictureReader) -> l
     """Training rows whose labels stayed least probable, where the run recorded training dynamics."""
     if not (folder / training_dynamics.FILE).exists():
         return []
-    wanted = set(
-        training_dynamics.hardest(pd.read_parquet(folder / training_dynamics.FILE, columns=["row", "confidence"]))[
-            "row"
-        ]
-    )
+    dynamics = pd.read_parquet(folder / training_dynamics.FILE, columns=["row", "confidence"])
+    wanted = set(training_dynamics.hardest(dynamics)["row"])
     thumbnail_by_place: dict[str, Thumbnail] = {}
     for rows in sets:
         for row, record in enumerate(rows.records):
@@ -280,31 +271,6 @@ def read_in_epoch(pictures: PictureRows, row: int, epoch: int) -> tuple[Pixels, 
     values_hw3 = (read.inputs["pixel_values"][0].numpy().transpose(1, 2, 0) - shift_3) / scale_3
     picture_hw3 = np.asarray(np.rint(values_hw3).clip(0, 255), dtype=np.uint8)
     return picture_hw3, 1.0 if read.mix is None else float(read.mix.share_B[0])
-
-
-def _epochs(pictures: PictureRows) -> list[int]:
-    """Some epochs, including the first and the last; none where nothing is augmented."""
-    if pictures.augmenter is None:
-        return []
-    last = max(0, int(np.ceil(pictures.augmenter.epochs)) - 1)
-    return [int(epoch) for epoch in np.unique(np.linspace(0, last, SHOWN_EPOCHS).round().astype(int))]
-
-
-def _to_explain(table: pd.DataFrame) -> list[int]:
-    """Half surest mistakes, half right rows, of different classes if possible; more of one where the other lacks."""
-    ranking = ranked(table)
-    right, first_of = ranking.right, dict[object, int]()
-    for row in right if class_names(table) else ():
-        first_of.setdefault(_key(table["label"].iat[row]), row)
-    different, half = [*first_of.values(), *right], EXPLAINED // 2
-    return list(dict.fromkeys([*ranking.mistakes[:half], *different[:half], *different, *ranking.mistakes]))[:EXPLAINED]
-
-
-def _of_different_classes(rows: LabelledSet) -> list[int]:
-    """Random rows, one per class while there are classes left."""
-    order = np.random.default_rng(0).permutation(len(rows)).tolist()
-    first_of = {str(rows.records[row].label): row for row in reversed(order)}
-    return list(dict.fromkeys([*first_of.values(), *order]))[:TRAINED]
 
 
 def _thumbnail(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +22,13 @@ from workbench.runs import files
 from workbench.training.row_losses import Visits
 
 FILE = "dynamics.parquet"
-HARDEST = 12
-"""Rows that reports show."""
+HARDEST = 12  # rows that reports show
 Floats = npt.NDArray[np.float64]
 
 
 def write(folder: Path, visits: Visits, train: Examples, text: Callable[[int], str] | None = None) -> None:
-    """Write dynamics.parquet into a run directory: `table` with the place of each row.
-
-    Args:
-        text: Gives the text of a row by number, for a column with the texts of the hardest rows; None: no column.
-    """
+    """Write dynamics.parquet into a run directory: `table` with the place of each row. `text`: gives the text of a row
+    by number, for a column with the texts of the hardest rows; None: no column."""
     if isinstance(train, RepeatedRows):
         visits = visits._replace(row=train.row_of(visits.row.astype(np.int64)).astype(np.int32))
     dynamics_table = table(visits)
@@ -92,21 +87,18 @@ def write_combined(folder: Path, members: Sequence[Path], out_of_fold: pd.DataFr
     grouped = every.groupby("row", sort=False)
     means = grouped[["first_loss", "last_loss", "confidence", "variability", "correctness"]].mean()
     sums = grouped[["visits", "forgotten"]].sum()
-    whole = sums.join(means).assign(adapters=grouped.size(), losses=_mean_losses(every))
-    if class_names(out_of_fold):
-        right = pd.Series(ranked(out_of_fold).right_N, index=out_of_fold["row"]).groupby(level=0).mean()
-        whole = whole.assign(right_out_of_fold=right.reindex(whole.index))
-    files.write_bytes(folder / FILE, whole.reset_index().to_parquet(index=False))
-
-
-def _mean_losses(every: pd.DataFrame) -> pd.Series[Any]:
-    """For each row, the mean loss of each visit over the adapters that have that many visits."""
     code_M, rows = pd.factorize(every["row"])
     count_M = every["losses"].map(len).to_numpy()
     visit_V = np.concatenate([np.arange(count) for count in count_M])
     mean = pd.Series(np.concatenate(every["losses"].tolist())).groupby([np.repeat(code_M, count_M), visit_V]).mean()
     ends = mean.groupby(level=0).size().cumsum()
-    return pd.Series(np.split(mean.to_numpy(), ends[:-1]), index=rows)
+    whole = sums.join(means).assign(
+        adapters=grouped.size(), losses=pd.Series(np.split(mean.to_numpy(), ends[:-1]), index=rows)
+    )
+    if class_names(out_of_fold):
+        right = pd.Series(ranked(out_of_fold).right_N, index=out_of_fold["row"]).groupby(level=0).mean()
+        whole = whole.assign(right_out_of_fold=right.reindex(whole.index))
+    files.write_bytes(folder / FILE, whole.reset_index().to_parquet(index=False))
 
 
 def never_learned(table: pd.DataFrame) -> pd.DataFrame:

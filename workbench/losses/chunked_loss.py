@@ -17,15 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 _FEW_PARTS = ContextVar("few", default=False)
 Part = TypeVar("Part")
-CHUNK_ELEMENTS = 2**24
-"""Logits that exist at once on a CPU, and at least as many elsewhere; 64 MiB in float32."""
-MEMORY_SHARE = 1 / 256
-"""Share of an accelerator's memory that the float32 logits of a chunk take."""
-PART = 4096
-"""Rows of a head's gradient that are computed at a time where their sum has another precision."""
+CHUNK_ELEMENTS = 2**24  # logits that exist at once on a CPU, and at least as many elsewhere; 64 MiB in float32
+MEMORY_SHARE = 1 / 256  # share of an accelerator's memory that the float32 logits of a chunk take
+PART = 4096  # rows of a head's gradient that are computed at a time where their sum has another precision
 _PLANNED: ContextVar[int | None] = ContextVar("planned", default=None)
-Project = Callable[[Tensor], Tensor]
-"""Hidden states (n, D) to logits (n, V)."""
+Project = Callable[[Tensor], Tensor]  # hidden states (n, D) to logits (n, V)
 Criterion = Callable[..., Tensor]
 """Logits (n, V) and the targets of these positions, tensors (n, ...), to their summed loss."""
 

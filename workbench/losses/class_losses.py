@@ -87,12 +87,13 @@ def class_weights(counts_C: Tensor, *, scheme: str, beta: float = 0.999) -> Tens
 
 
 def criterion(config: ClassesConfig, targets_NC: Tensor) -> Objective:
-    """Training loss with smoothing and logit adjustment.
-
-    Args:
-        targets_NC: Targets of all training rows; logit adjustment needs the frequencies of the classes.
-    """
-    base = _base(config)
+    """Training loss with smoothing and logit adjustment. `targets_NC`: targets of all training rows; logit adjustment
+    needs the frequencies of the classes."""
+    base: Loss = partial(cross_entropy, gamma=config.gamma)
+    if config.kind == "number":
+        base = squared_error
+    elif config.kind == "several":
+        base = partial(binary_cross_entropy, gamma=config.gamma)
     log_prior_C = (targets_NC.double().sum(0) / targets_NC.double().sum()).log().float()
 
     def objective(outputs_BC: Tensor, labels_B: Tensor, scale: float) -> Tensor:
@@ -102,16 +103,7 @@ def criterion(config: ClassesConfig, targets_NC: Tensor) -> Objective:
         elif config.smoothing:
             target_BC = smooth(target_BC, config.smoothing)
         if config.logit_adjustment:
-            log_prior = log_prior_C.to(outputs_BC.device)
-            outputs_BC = logit_adjusted(outputs_BC.float(), log_prior, config.logit_adjustment)
+            outputs_BC = logit_adjusted(outputs_BC.float(), log_prior_C.to(outputs_BC.device), config.logit_adjustment)
         return base(outputs_BC, target_BC, weight_B) * scale
 
     return objective
-
-
-def _base(config: ClassesConfig) -> Loss:
-    if config.kind == "number":
-        return squared_error
-    if config.kind == "several":
-        return partial(binary_cross_entropy, gamma=config.gamma)
-    return partial(cross_entropy, gamma=config.gamma)

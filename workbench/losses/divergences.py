@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -22,8 +22,20 @@ from workbench.losses.chunked_loss import wide
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 """Student's and teacher's log-probabilities (N, E) of the same events to a scalar, summed over the positions."""
-WithGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""The same arguments to that scalar and its derivative (N, E) by the student's log-probabilities."""
+WithGradient = Callable[..., tuple[Tensor, Tensor]]
+"""The same arguments, and settings, to that scalar and its derivative (N, E) by the student's log-probabilities."""
+
+
+def _differentiable(with_gradient: WithGradient) -> Callable[..., Tensor]:
+    """The scalar of `with_gradient`, differentiable once, by the student's log-probabilities alone."""
+
+    @wraps(with_gradient)
+    def divergence(student_NE: Tensor, teacher_NE: Tensor, **settings: float) -> Tensor:
+        computed = partial(with_gradient, **settings)
+        value: Tensor = _Differentiable.apply(student_NE, teacher_NE, computed)[0]  # type: ignore[no-untyped-call]
+        return value
+
+    return divergence
 
 
 def log_probs(logits_NV: Tensor, temperature: float) -> Tensor:
@@ -32,46 +44,83 @@ def log_probs(logits_NV: Tensor, temperature: float) -> Tensor:
     return (logits_NV if temperature == 1 else logits_NV / temperature).log_softmax(-1)
 
 
-def forward_kl(student_NE: Tensor, teacher_NE: Tensor) -> Tensor:
-    """KL(teacher || student): the student covers all that the teacher finds likely (Hinton et al. 2015)."""
-    return _differentiable(_forward_kl, student_NE, teacher_NE)
+def _forward_kl(student_NE: Tensor, teacher_NE: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(teacher || student): the student covers all that the teacher finds likely (Hinton et al. 2015).
+
+    Derivative: -p.
+    """
+    p_NE = teacher_NE.exp()
+    value = _log_ratio(p_NE, teacher_NE, student_NE).mul_(p_NE).sum()
+    return value, p_NE.neg_()
 
 
-def reverse_kl(student_NE: Tensor, teacher_NE: Tensor) -> Tensor:
-    """KL(student || teacher): the student concentrates on some of what the teacher finds likely."""
-    return _differentiable(_reverse_kl, student_NE, teacher_NE)
+def _reverse_kl(student_NE: Tensor, teacher_NE: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(student || teacher): the student concentrates on some of what the teacher finds likely.
+
+    Derivative: q (log(q / p) + 1).
+    """
+    q_NE = student_NE.exp()
+    terms_NE = _log_ratio(q_NE, student_NE, teacher_NE).mul_(q_NE)
+    return terms_NE.sum(), terms_NE.add_(q_NE)
 
 
-def jsd(student_NE: Tensor, teacher_NE: Tensor, *, beta: float) -> Tensor:
+forward_kl, reverse_kl = _differentiable(_forward_kl), _differentiable(_reverse_kl)
+
+
+@_differentiable
+def jsd(student_NE: Tensor, teacher_NE: Tensor, *, beta: float) -> tuple[Tensor, Tensor]:
     """beta KL(p || m) + (1 - beta) KL(q || m) of teacher p, student q, m = beta p + (1 - beta) q.
 
     Agarwal et al. 2024, arXiv:2306.13649, section 2. At `beta` = 0 and 1 it would be 0 for all p and q, and so is
     replaced by the limits of jsd / beta, forward_kl, and of jsd / (1 - beta), reverse_kl.
+
+    Derivative: (1 - beta) q log(q / m).
     """
-    if beta == 0:
-        return forward_kl(student_NE, teacher_NE)
-    if beta == 1:
-        return reverse_kl(student_NE, teacher_NE)
-    return _differentiable(partial(_jsd, beta=beta), student_NE, teacher_NE)
+    if beta in (0, 1):
+        return (_reverse_kl if beta else _forward_kl)(student_NE, teacher_NE)
+    mixture_NE = _log_mixture(teacher_NE, student_NE, beta)
+    teachers = _kl(teacher_NE, mixture_NE).sum()
+    terms_NE = _kl(student_NE, mixture_NE).mul_(1 - beta)
+    return beta * teachers + terms_NE.sum(), terms_NE
 
 
-def skew_forward_kl(student_NE: Tensor, teacher_NE: Tensor, *, skew: float) -> Tensor:
-    """KL(p || skew p + (1 - skew) q) of teacher p, student q; finite for any q (Ko et al. 2024, arXiv:2402.03898)."""
+@_differentiable
+def skew_forward_kl(student_NE: Tensor, teacher_NE: Tensor, *, skew: float) -> tuple[Tensor, Tensor]:
+    """KL(p || skew p + (1 - skew) q) of teacher p, student q; finite for any q (Ko et al. 2024, arXiv:2402.03898).
+
+    Derivative: -p (1 - skew) q / m.
+    """
     if skew == 0:
-        return forward_kl(student_NE, teacher_NE)
-    return _differentiable(partial(_skew_forward_kl, skew=skew), student_NE, teacher_NE)
+        return _forward_kl(student_NE, teacher_NE)
+    mixture_NE, p_NE = _log_mixture(teacher_NE, student_NE, skew), teacher_NE.exp()
+    value = _log_ratio(p_NE, teacher_NE, mixture_NE).mul_(p_NE).sum()
+    return value, _log_ratio(p_NE, student_NE, mixture_NE).exp_().mul_(p_NE).mul_(skew - 1)
 
 
-def skew_reverse_kl(student_NE: Tensor, teacher_NE: Tensor, *, skew: float) -> Tensor:
-    """KL(q || (1 - skew) p + skew q) of teacher p, student q; finite for any p (Ko et al. 2024, arXiv:2402.03898)."""
+@_differentiable
+def skew_reverse_kl(student_NE: Tensor, teacher_NE: Tensor, *, skew: float) -> tuple[Tensor, Tensor]:
+    """KL(q || (1 - skew) p + skew q) of teacher p, student q; finite for any p (Ko et al. 2024, arXiv:2402.03898).
+
+    Derivative: q (log(q / m) + 1 - skew q / m).
+    """
     if skew == 0:
-        return reverse_kl(student_NE, teacher_NE)
-    return _differentiable(partial(_skew_reverse_kl, skew=skew), student_NE, teacher_NE)
+        return _reverse_kl(student_NE, teacher_NE)
+    q_NE = student_NE.exp()
+    ratio_NE = _log_ratio(q_NE, student_NE, _log_mixture(student_NE, teacher_NE, skew))
+    gradient_NE = ratio_NE.exp().mul_(-skew).add_(1).mul_(q_NE)
+    terms_NE = ratio_NE.mul_(q_NE)
+    return terms_NE.sum(), gradient_NE.add_(terms_NE)
 
 
-def total_variation(student_NE: Tensor, teacher_NE: Tensor) -> Tensor:
-    """Half the sum of |p - q|: a share of the probability mass, not in nats."""
-    return _differentiable(_total_variation, student_NE, teacher_NE)
+@_differentiable
+def total_variation(student_NE: Tensor, teacher_NE: Tensor) -> tuple[Tensor, Tensor]:
+    """Half the sum of |p - q|: a share of the probability mass, not in nats.
+
+    Derivative: q / 2 where q is above p, -q / 2 where it is below.
+    """
+    q_NE = student_NE.exp()
+    difference_NE = q_NE - teacher_NE.exp()
+    return difference_NE.abs().sum() / 2, q_NE.mul_(difference_NE.sign_()).div_(2)
 
 
 def scaled(name: str, *, temperature: float, beta: float, skew: float) -> Divergence:
@@ -121,51 +170,6 @@ def sampled_forward_kl(
     return (negative_entropy_N - cross_N).sum()
 
 
-def _forward_kl(student_NE: Tensor, teacher_NE: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivative: -p."""
-    p_NE = teacher_NE.exp()
-    value = _log_ratio(p_NE, teacher_NE, student_NE).mul_(p_NE).sum()
-    return value, p_NE.neg_()
-
-
-def _reverse_kl(student_NE: Tensor, teacher_NE: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivative: q (log(q / p) + 1)."""
-    q_NE = student_NE.exp()
-    terms_NE = _log_ratio(q_NE, student_NE, teacher_NE).mul_(q_NE)
-    return terms_NE.sum(), terms_NE.add_(q_NE)
-
-
-def _jsd(student_NE: Tensor, teacher_NE: Tensor, *, beta: float) -> tuple[Tensor, Tensor]:
-    """Derivative: (1 - beta) q log(q / m)."""
-    mixture_NE = _log_mixture(teacher_NE, student_NE, beta)
-    teachers = _kl(teacher_NE, mixture_NE).sum()
-    terms_NE = _kl(student_NE, mixture_NE).mul_(1 - beta)
-    return beta * teachers + terms_NE.sum(), terms_NE
-
-
-def _skew_forward_kl(student_NE: Tensor, teacher_NE: Tensor, *, skew: float) -> tuple[Tensor, Tensor]:
-    """Derivative: -p (1 - skew) q / m."""
-    mixture_NE, p_NE = _log_mixture(teacher_NE, student_NE, skew), teacher_NE.exp()
-    value = _log_ratio(p_NE, teacher_NE, mixture_NE).mul_(p_NE).sum()
-    return value, _log_ratio(p_NE, student_NE, mixture_NE).exp_().mul_(p_NE).mul_(skew - 1)
-
-
-def _skew_reverse_kl(student_NE: Tensor, teacher_NE: Tensor, *, skew: float) -> tuple[Tensor, Tensor]:
-    """Derivative: q (log(q / m) + 1 - skew q / m)."""
-    q_NE = student_NE.exp()
-    ratio_NE = _log_ratio(q_NE, student_NE, _log_mixture(student_NE, teacher_NE, skew))
-    gradient_NE = ratio_NE.exp().mul_(-skew).add_(1).mul_(q_NE)
-    terms_NE = ratio_NE.mul_(q_NE)
-    return terms_NE.sum(), gradient_NE.add_(terms_NE)
-
-
-def _total_variation(student_NE: Tensor, teacher_NE: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivative: q / 2 where q is above p, -q / 2 where it is below."""
-    q_NE = student_NE.exp()
-    difference_NE = q_NE - teacher_NE.exp()
-    return difference_NE.abs().sum() / 2, q_NE.mul_(difference_NE.sign_()).div_(2)
-
-
 def _kl(of_NE: Tensor, from_NE: Tensor) -> Tensor:
     """e^of (of - from), the terms of KL(of || from)."""
     mass_NE = of_NE.exp()
@@ -180,12 +184,6 @@ def _log_ratio(mass_NE: Tensor, of_NE: Tensor, from_NE: Tensor) -> Tensor:
 def _log_mixture(one_NE: Tensor, other_NE: Tensor, share: float) -> Tensor:
     """log(share e^one + (1 - share) e^other), 0 < share < 1."""
     return torch.logaddexp(one_NE + math.log(share), other_NE + math.log1p(-share))
-
-
-def _differentiable(with_gradient: WithGradient, student_NE: Tensor, teacher_NE: Tensor) -> Tensor:
-    """The scalar of `with_gradient`, differentiable once, by the student's log-probabilities alone."""
-    value: Tensor = _Differentiable.apply(student_NE, teacher_NE, with_gradient)[0]  # type: ignore[no-untyped-call]
-    return value
 
 
 class _Differentiable(torch.autograd.Function):
@@ -224,10 +222,7 @@ def universal(student_logits_NV: Tensor, teacher_logits_NW: Tensor, *, temperatu
     size = max(student_logits_NV.shape[1], teacher_logits_NW.shape[1])
     student, teacher = (
         F.pad(sorted_, (0, size - sorted_.shape[1]))
-        for sorted_ in (_sorted(logits, temperature) for logits in (student_logits_NV, teacher_logits_NW))
+        for logits in (student_logits_NV, teacher_logits_NW)
+        for sorted_ in [log_probs(logits, temperature).exp().sort(-1, descending=True).values]
     )
     return (student - teacher).abs().sum() * temperature
-
-
-def _sorted(logits_NV: Tensor, temperature: float) -> Tensor:
-    return log_probs(logits_NV, temperature).exp().sort(-1, descending=True).values

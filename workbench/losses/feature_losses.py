@@ -18,10 +18,7 @@ from workbench.losses.chunked_loss import wide
 
 def hidden_mse(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
     """Squared difference (B,) of hidden states, a mean over features too (TinyBERT, Jiao et al., arXiv:1909.10351).
-
-    Args:
-        mask_BL: bool, True at real tokens.
-    """
+    `mask_BL`: bool, True at real tokens."""
     difference_BLD = _masked(student_BLD, mask_BL[..., None]) - _masked(teacher_BLD, mask_BL[..., None])
     return _mean(difference_BLD.square().mean(-1), mask_BL)
 
@@ -29,18 +26,14 @@ def hidden_mse(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Ten
 def hidden_cosine(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
     """1 - cosine (B,) of the angle between hidden states (DistilBERT, Sanh et al. 2019, arXiv:1910.01108)."""
     student_BLD, teacher_BLD = (_masked(states, mask_BL[..., None]) for states in (student_BLD, teacher_BLD))
-    cosine_BL = F.cosine_similarity(student_BLD, teacher_BLD, dim=-1)
-    return _mean(1 - cosine_BL, mask_BL)
+    return _mean(1 - F.cosine_similarity(student_BLD, teacher_BLD, dim=-1), mask_BL)
 
 
 def relation(student_BLD: Tensor, teacher_BLE: Tensor, mask_BL: Tensor, *, heads: int) -> Tensor:
     """KL(teacher || student) (B,) of the similarities between tokens of a row, a mean over heads and tokens.
 
     The similarities are a softmax over scaled dot products of a head's features, so that widths may differ (MiniLM v2,
-    Wang et al. 2021, arXiv:2012.15828).
-
-    Args:
-        heads: Equal parts that the widths are cut into; divides D and E.
+    Wang et al. 2021, arXiv:2012.15828). `heads`: equal parts that the widths are cut into; divides D and E.
     """
     student_BHLL, teacher_BHLL = (_similarities(states, mask_BL, heads) for states in (student_BLD, teacher_BLE))
     terms_BHLL = teacher_BHLL.exp() * (teacher_BHLL - student_BHLL)

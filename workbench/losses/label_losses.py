@@ -19,8 +19,7 @@ from torch.nn import functional as F
 from workbench.adapters.row_dropout import row_hash, row_keys
 from workbench.config.sections.classes_config import Kind
 
-_PLACE = 0x50F1A
-"""Keeps these random numbers apart from those of dropout masks."""
+_PLACE = 0x50F1A  # keeps these random numbers apart from those of dropout masks
 
 
 class LabelLosses(NamedTuple):
@@ -32,8 +31,7 @@ class LabelLosses(NamedTuple):
     """Whether the label is the likeliest, bool; of several classes whether all are right, False for numbers."""
 
 
-LabelScorer = Callable[[Tensor, Tensor], LabelLosses]
-"""Outputs (N, ...) and labels (N, ...) to their losses."""
+LabelScorer = Callable[[Tensor, Tensor], LabelLosses]  # outputs (N, ...) and labels (N, ...) to their losses
 
 
 class LabelTap:
@@ -105,11 +103,7 @@ class LabelDraws:
 
     def numbers(self, positions_N: Tensor, *, tokens: int) -> Tensor | None:
         """A random number in [0, 1) for each label of the current rows (N,), float32; None outside of `drawing`.
-
-        Args:
-            positions_N: Flat places of the labels in the rows (B * L).
-            tokens: L.
-        """
+        `positions_N`: flat places of the labels in the rows (B * L). `tokens`: L."""
         if not self._on:
             return None
         keys_B = row_keys()

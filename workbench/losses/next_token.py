@@ -16,10 +16,8 @@ from workbench.losses import r_drop as r_drops
 from workbench.losses.chunked_loss import Project, chunked, chunks, wanted_parts, wide
 from workbench.losses.label_losses import LabelLosses, LabelTap
 
-NO_LABEL = -100
-"""Label of a position at which nothing is to be predicted."""
-CPU_MULTIPLE = 64
-"""Numbers of positions are rounded up to a multiple of this on a CPU."""
+NO_LABEL = -100  # label of a position at which nothing is to be predicted
+CPU_MULTIPLE = 64  # numbers of positions are rounded up to a multiple of this on a CPU
 CACHED_ELEMENTS = 2**20
 """Logits whose softmax and gradient a CPU computes at once; 4 MiB in float32, which stay in its caches."""
 

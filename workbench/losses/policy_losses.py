@@ -16,18 +16,13 @@ from torch import Tensor
 
 from workbench.config.sections.reinforce_config import Normalise
 
-EPSILON = 1e-4
-"""Added to a standard deviation, as TRL does: rewards that hardly differ do not become large advantages."""
+EPSILON = 1e-4  # added to a standard deviation, as TRL does: rewards that hardly differ do not become large advantages
 
 
 def group_advantages(reward_PG: Tensor, *, scaled: bool) -> Tensor:
-    """Reward minus the mean of the answers to the same prompt (P, G), G > 1.
-
-    Args:
-        scaled: Divide by their standard deviation (with G - 1), as GRPO does (Shao et al. 2024, arXiv:2402.03300); Dr.
-            GRPO (Liu et al. 2025, arXiv:2503.20783) does not: it makes prompts count more that are nearly always, or
-            nearly never, answered well.
-    """
+    """Reward minus the mean of the answers to the same prompt (P, G), G > 1. `scaled`: divide by their standard
+    deviation (with G - 1), as GRPO does (Shao et al. 2024, arXiv:2402.03300); Dr. GRPO (Liu et al. 2025,
+    arXiv:2503.20783) does not: it makes prompts count more that are nearly always, or nearly never, answered well."""
     centred_PG = reward_PG - reward_PG.mean(1, keepdim=True)
     return centred_PG / (reward_PG.std(1, keepdim=True) + EPSILON) if scaled else centred_PG
 

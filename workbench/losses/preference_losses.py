@@ -33,12 +33,8 @@ def dpo(difference_B: Tensor, *, beta: Tensor | float, margin_B: Tensor | float 
 
 
 def ipo(difference_B: Tensor, *, beta: Tensor | float) -> Tensor:
-    """(difference - 1 / (2 beta))^2, of each pair (Azar et al. 2023, arXiv:2310.12036, eq. 17).
-
-    Args:
-        difference_B: As for `dpo`.
-        beta: The paper's tau, > 0.
-    """
+    """(difference - 1 / (2 beta))^2, of each pair (Azar et al. 2023, arXiv:2310.12036, eq. 17). `difference_B`: as for
+    `dpo`. `beta`: the paper's tau, > 0."""
     return (difference_B - 1 / (2 * beta)) ** 2
 
 
@@ -175,10 +171,8 @@ def token_factors(place_N: Tensor, shared_N: Tensor, *, alpha: float) -> Tensor:
 class Answers(NamedTuple):
     """Log-probabilities of answers, in nats; float64, so that differences of long sums are exact."""
 
-    counted_B: Tensor
-    """As `prefer.length` and the loss count their tokens."""
-    mean_B: Tensor
-    """Mean over tokens."""
+    counted_B: Tensor  # as `prefer.length` and the loss count their tokens
+    mean_B: Tensor  # mean over tokens
 
 
 class Judged(NamedTuple):
@@ -245,7 +239,21 @@ def judge(
         )
         mean_P = torch.where(desired_B, model.mean_B, 0.0)
     else:
-        loss_P = _of_pairs(ratio_B[::2], ratio_B[1::2], config, beta=beta, margin_P=margin_P)
+        chosen_P = ratio_B[::2]
+        rejected_P = ratio_B[1::2]
+        difference_P = chosen_P - rejected_P
+        gamma = beta / 2 if config.gamma is None else config.gamma
+        losses: dict[str, Callable[[], Tensor]] = {
+            "dpo": lambda: dpo(difference_P, beta=beta, margin_B=margin_P),
+            "ipo": lambda: ipo(difference_P, beta=beta),
+            "hinge": lambda: hinge(difference_P, beta=beta, margin_B=margin_P),
+            "cdpo": lambda: conservative(difference_P, beta=beta, smoothing=config.smoothing),
+            "robust": lambda: robust(difference_P, beta=beta, smoothing=config.smoothing),
+            "orpo": lambda: beta * orpo(chosen_P, rejected_P),
+            "simpo": lambda: simpo(chosen_P, rejected_P, beta=beta, gamma=gamma),
+            "cpo": lambda: cpo(chosen_P, rejected_P, beta=beta),
+        }
+        loss_P = losses[config.loss]()
         mean_P = model.mean_B[::2]
         if tie_P is not None:
             loss_P = torch.where(tie_P, _of_ties(ratio_B[::2], ratio_B[1::2], config, beta=beta), loss_P)
@@ -253,23 +261,6 @@ def judge(
     if config.sft_factor:
         loss_P = loss_P - config.sft_factor * mean_P
     return Judged(loss_P, beta * ratio_B)
-
-
-def _of_pairs(chosen_P: Tensor, rejected_P: Tensor, config: PreferConfig, *, beta: float, margin_P: Tensor) -> Tensor:
-    """Losses of pairs, without what `prefer.alpha` adds."""
-    difference_P = chosen_P - rejected_P
-    gamma = beta / 2 if config.gamma is None else config.gamma
-    losses: dict[str, Callable[[], Tensor]] = {
-        "dpo": lambda: dpo(difference_P, beta=beta, margin_B=margin_P),
-        "ipo": lambda: ipo(difference_P, beta=beta),
-        "hinge": lambda: hinge(difference_P, beta=beta, margin_B=margin_P),
-        "cdpo": lambda: conservative(difference_P, beta=beta, smoothing=config.smoothing),
-        "robust": lambda: robust(difference_P, beta=beta, smoothing=config.smoothing),
-        "orpo": lambda: beta * orpo(chosen_P, rejected_P),
-        "simpo": lambda: simpo(chosen_P, rejected_P, beta=beta, gamma=gamma),
-        "cpo": lambda: cpo(chosen_P, rejected_P, beta=beta),
-    }
-    return losses[config.loss]()
 
 
 def _of_ties(first_P: Tensor, second_P: Tensor, config: PreferConfig, *, beta: float) -> Tensor:

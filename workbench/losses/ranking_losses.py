@@ -17,10 +17,7 @@ MINUS_INFINITY = float("-inf")
 
 def leading(embedding_BD: Tensor, size: int, *, normalise: bool) -> Tensor:
     """The first `size` numbers of embeddings, as an embedding of its own (Kusupati et al. 2022, arXiv:2205.13147).
-
-    Args:
-        normalise: Scale each to length 1.
-    """
+    `normalise`: scale each to length 1."""
     prefix_Bd = embedding_BD[:, :size].float()
     return functional.normalize(prefix_Bd, dim=1) if normalise else prefix_Bd
 
@@ -44,11 +41,8 @@ def contrastive(
 
 
 def triplet(anchor_MD: Tensor, positive_MD: Tensor, negative_MD: Tensor, weight_M: Tensor, *, margin: float) -> Tensor:
-    """Hinge of cosine distances (Schroff et al. 2015, arXiv:1503.03832), weighted and summed over triplets.
-
-    Args:
-        weight_M: One over the negatives of the row, so that each row counts once.
-    """
+    """Hinge of cosine distances (Schroff et al. 2015, arXiv:1503.03832), weighted and summed over triplets. `weight_M`:
+    one over the negatives of the row, so that each row counts once."""
     gap_M = (anchor_MD * negative_MD).sum(1) - (anchor_MD * positive_MD).sum(1)
     return ((gap_M + margin).clamp_min(0) * weight_M).sum()
 
@@ -65,7 +59,7 @@ def cosent(similarity_B: Tensor, score_B: Tensor, *, temperature: float) -> Tens
 
 
 def squared_difference(similarity_B: Tensor, score_B: Tensor) -> Tensor:
-    """Squared distance of similarities from scores, summed."""
+    """Squared distance of similarities, or of predicted scores, from given scores, summed."""
     return ((similarity_B - score_B) ** 2).sum()
 
 
@@ -87,11 +81,6 @@ def binary_candidates(score_BC: Tensor) -> Tensor:
 def binary_of_scores(score_B: Tensor, wanted_B: Tensor) -> Tensor:
     """Binary cross-entropy of given scores from 0 to 1, in nats."""
     return functional.binary_cross_entropy_with_logits(score_B, wanted_B, reduction="sum")
-
-
-def squared_error_of_scores(score_B: Tensor, wanted_B: Tensor) -> Tensor:
-    """Squared distance from given scores."""
-    return ((score_B - wanted_B) ** 2).sum()
 
 
 def bradley_terry(

@@ -44,14 +44,12 @@ ELEMENTWISE = {
     *(_ATEN._to_copy, _ATEN.clone, _ATEN.mul, _ATEN.div, _ATEN.neg, _ATEN.pow, _ATEN.rsqrt, _ATEN.exp),
     *(_ATEN.silu, _ATEN.gelu, _ATEN.relu, _ATEN.sigmoid, _ATEN.tanh, _ATEN.masked_fill),
     *(_ATEN.native_layer_norm, _ATEN._fused_rms_norm),
-}
-"""Operations whose first result takes about as long to compute as to read and write."""
+}  # operations whose first result takes about as long to compute as to read and write
 _NOTING = ContextVar("noting", default=False)
 LEAST_TILE = 1024
 """Tokens of an `auto` tile, at least; else the hidden size, so that a tile's activations are as large as the MLP's
 weights."""
-Mlp = Callable[[Tensor], Tensor]
-"""Hidden states (B, T, D) to outputs (B, T, D)."""
+Mlp = Callable[[Tensor], Tensor]  # hidden states (B, T, D) to outputs (B, T, D)
 
 
 class _Operand(NamedTuple):
@@ -70,8 +68,7 @@ class _Result:
     """Result of a recorded operation, as long as it may be needed."""
 
     make: Callable[[], Tensor]
-    asked: int = 0
-    """How often autograd will need it."""
+    asked: int = 0  # how often autograd will need it
     made: Tensor | None = None
 
     def get(self) -> Tensor:
@@ -115,7 +112,12 @@ class _Notes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:
-            self._before_writing([each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)])
+            for tensor in [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]:
+                address = tensor.untyped_storage()._cdata
+                self._results.pop(address, None)
+                for reader in self._readers.pop(address, ()):
+                    if (result := reader()) is not None:
+                        result.settle()
             return func(*args, **kwargs)
         outcome = func(*args, **kwargs)
         if func._overloadpacket in ELEMENTWISE and any(_is_tensor(each) and each.requires_grad for each in args):
@@ -148,15 +150,6 @@ class _Notes(TorchDispatchMode):
         if result is None:
             return None
         return _View(result, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
-
-    def _before_writing(self, tensors: Sequence[Tensor]) -> None:
-        """Before an operation overwrites a tensor, compute the results that read it."""
-        for tensor in tensors:
-            address = tensor.untyped_storage()._cdata
-            self._results.pop(address, None)
-            for reader in self._readers.pop(address, ()):
-                if (result := reader()) is not None:
-                    result.settle()
 
     def close(self) -> None:
         """Drop everything that autograd does not keep."""
@@ -239,12 +232,9 @@ class Tiled(nn.Module):
 
 
 def tile_mlps(model: nn.Module, tokens: int | Literal["auto"] | None) -> None:
-    """Let the MLPs of a model's blocks compute in tiles from now on, where they can.
-
-    Args:
-        tokens: Tokens of each row in a tile; None: whole rows. `auto`: a number by the hidden size, where a block is
-            recomputed in the backward pass or there is none.
-    """
+    """Let the MLPs of a model's blocks compute in tiles from now on, where they can. `tokens`: tokens of each row in a
+    tile; None: whole rows. `auto`: a number by the hidden size, where a block is recomputed in the backward pass or
+    there is none."""
     if tokens is None:
         return
     for block in anatomy.decoder_layers(model):

@@ -41,11 +41,9 @@ from workbench.data.batching import Indices
 from workbench.models.sequence_attention import SequenceGroup
 from workbench.models.weight_formats import HALVES
 
-LONGEST = 512
-"""Tokens of a row from which torch's half-precision kernel is as fast."""
+LONGEST = 512  # tokens of a row from which torch's half-precision kernel is as fast
 _LEAST_SCORE = torch.finfo(torch.float32).min
-LEAST_ROOM = 64
-"""Tokens that a row's cache can hold at first; it doubles when it is full."""
+LEAST_ROOM = 64  # tokens that a row's cache can hold at first; it doubles when it is full
 _Attend = Callable[..., tuple[Tensor, None]]
 ALIKE = 16
 """In half precision row lengths are padded to a multiple of this, and rows of one padded length are computed together,
@@ -54,12 +52,9 @@ BLOCK = 48
 """Shorter rows share a block of so many tokens, in which a mask hides them from each other. Forward and backward of 96
 rows of 5 to 35 tokens, 12 heads of 32, on one core with bfloat16 units, in ms: rows padded to about their own length
 21.0, blocks of 48 tokens 11.6, of 64 12.6, of 96 17.9."""
-SHORT = 128
-"""Longest block, in tokens, that is computed together with others."""
-WIDEST = 192
-"""Largest width of a head that flash attention trains on every GPU that it supports."""
-OLDEST = (8, 0)
-"""Compute capability that flash attention needs: Ampere's."""
+SHORT = 128  # longest block, in tokens, that is computed together with others
+WIDEST = 192  # largest width of a head that flash attention trains on every GPU that it supports
+OLDEST = (8, 0)  # compute capability that flash attention needs: Ampere's
 FAMILIES = ("bert", "gemma", "gpt2", "granite", "llama", "mistral", "qwen2", "qwen3")
 """Architectures (`model_type`) for which tests show that packed rows compute what each row computes alone."""
 
@@ -72,10 +67,7 @@ def forbid_cudnn() -> None:
 @contextmanager
 def cudnn_allowed(lengths: Sequence[Indices]) -> Iterator[None]:
     """Inside the block cuDNN may compute attention if all rows have one length, so that its plans are reused.
-
-    Args:
-        lengths: Tokens of each row, for each training.
-    """
+    `lengths`: tokens of each row, for each training."""
     torch.backends.cuda.enable_cudnn_sdp(len({length for each in lengths for length in (each.min(), each.max())}) == 1)
     try:
         yield
@@ -165,8 +157,7 @@ def room(tokens: int) -> int:
 class RowCache:
     """Keys and values of one row, by layer."""
 
-    length: int = 0
-    """Tokens that all layers hold."""
+    length: int = 0  # tokens that all layers hold
     _layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
@@ -240,12 +231,8 @@ def register() -> None:
 
 
 def packing_refusal(config: PretrainedConfig, *, longest: int, rows: str = "packed rows") -> str | None:
-    """Why rows cannot be packed for a backbone; None where they can.
-
-    Args:
-        longest: Tokens of the longest row.
-        rows: What the reason calls the rows.
-    """
+    """Why rows cannot be packed for a backbone; None where they can. `longest`: tokens of the longest row. `rows`: what
+    the reason calls the rows."""
     if config.model_type not in FAMILIES:
         return f"{config.model_type} is none of the architectures that are known to read {rows}"
     attention = getattr(config, "_attn_implementation", None)
@@ -329,8 +316,7 @@ def _split(heads: Sequence[Tensor], sizes: list[int]) -> list[tuple[Tensor, ...]
 def packs_in_one_kernel(config: PretrainedConfig, device: torch.device, compute: torch.dtype) -> bool:
     """Whether one kernel computes the attention of all packed rows of a backbone without dropout."""
     text: Any = config.get_text_config(decoder=True)
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return _computes(device, compute, width)
+    return _computes(device, compute, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 def _computes(device: torch.device, dtype: torch.dtype, width: int) -> bool:
@@ -391,8 +377,7 @@ def of_any_lengths(
 class _Block(NamedTuple):
     """Rows of one owner that are computed as one row; a mask hides them from each other."""
 
-    start: int
-    """Place of its first token."""
+    start: int  # place of its first token
     lengths: list[int]
 
     @property
@@ -440,28 +425,19 @@ def _in_blocks(blocks: Iterator[_Block], attend: _Attend, heads: Sequence[Tensor
             places.append(np.arange(block.start, block.start + block.many))
     for end, group in groups.items():
         place_BL, row_BL = _places(group, end)
-        attended.append(_of_group(place_BL, row_BL, attend, heads, causal=causal))
+        # Attention (N, H, D) of the N tokens of blocks that are padded to the same length; arrays as from `_places`.
+        same_BLL = row_BL[:, :, None] == row_BL[:, None]
+        mask = np.tril(same_BLL) if causal else same_BLL
+        device, real = heads[0].device, np.flatnonzero(row_BL >= 0)
+        place = torch.tensor(place_BL.ravel(), device=device)
+        padded = [each[0].transpose(0, 1).index_select(0, place).unflatten(0, place_BL.shape) for each in heads]
+        attended_BLHD, _ = attend(
+            *(each.transpose(1, 2) for each in padded), torch.tensor(mask, device=device)[:, None]
+        )
+        attended.append(attended_BLHD.flatten(0, 1).index_select(0, torch.tensor(real, device=device)))
         places.append(place_BL[row_BL >= 0])
     order = torch.tensor(np.argsort(np.concatenate(places)), device=heads[0].device)
     return torch.cat(attended).index_select(0, order)[None]
-
-
-def _of_group(
-    place_BL: npt.NDArray[np.int64],
-    row_BL: npt.NDArray[np.int64],
-    attend: _Attend,
-    heads: Sequence[Tensor],
-    *,
-    causal: bool,
-) -> Tensor:
-    """Attention (N, H, D) of the N tokens of blocks that are padded to the same length; arrays as from `_places`."""
-    same_BLL = row_BL[:, :, None] == row_BL[:, None]
-    mask = np.tril(same_BLL) if causal else same_BLL
-    device, real = heads[0].device, np.flatnonzero(row_BL >= 0)
-    place = torch.tensor(place_BL.ravel(), device=device)
-    padded = [each[0].transpose(0, 1).index_select(0, place).unflatten(0, place_BL.shape) for each in heads]
-    attended_BLHD, _ = attend(*(each.transpose(1, 2) for each in padded), torch.tensor(mask, device=device)[:, None])
-    return attended_BLHD.flatten(0, 1).index_select(0, torch.tensor(real, device=device))
 
 
 def _after(first: Sequence[Tensor], lengths: list[int], attend: _Attend, rows: Sequence[Tensor]) -> Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -117,8 +118,7 @@ _HUB_CURES = {
         "not a valid model identifier",
         "404",
     ): "no such folder, and no such id on the hub. Check the spelling: owner/name",
-}
-"""Words of an error message, and what to do about it; the first match counts."""
+}  # words of an error message, and what to do about it; the first match counts
 
 
 transformers_logging.disable_progress_bar()
@@ -137,28 +137,13 @@ class Backbone:
     """A loaded backbone, and notes on what was decided about it."""
 
     model: PreTrainedModel
-    weights: str
-    """How the weights are stored: float32, bfloat16, float16, int8, nf4 or fp4."""
-    compute: torch.dtype
-    """Type in which matrix products are computed."""
-    weight_bytes: int
-    """Bytes of all weights as stored, quantisation constants included."""
+    weights: str  # how the weights are stored: float32, bfloat16, float16, int8, nf4 or fp4
+    compute: torch.dtype  # type in which matrix products are computed
+    weight_bytes: int  # bytes of all weights as stored, quantisation constants included
     notes: list[str] = field(default_factory=list)
 
 
-class Loader(Protocol):
-    """Loads backbones as `load` does, or replaces it where no weights should be read."""
-
-    def __call__(
-        self,
-        config: ModelConfig,
-        tokenizer: PreTrainedTokenizerBase | None,
-        *,
-        task: ModelHead = TEXT,
-        trainable: bool = False,
-        waiting: bool = False,
-    ) -> Backbone:
-        """The backbone on this process's device, frozen, in evaluation mode."""
+Loader = Callable[..., Backbone]  # loads backbones as `load` does, or replaces it where no weights should be read
 
 
 def device() -> torch.device:
@@ -210,11 +195,7 @@ def hub_config(config: ModelConfig) -> PretrainedConfig:
 
 def of_one_sequence(config: ModelConfig, *, recipe: str, take: str = "a causal backbone") -> PretrainedConfig:
     """The architecture of a backbone that reads a text as one sequence; raises BackboneError for an encoder-decoder.
-
-    Args:
-        recipe: What cannot use an encoder-decoder, for the message.
-        take: What to take instead, for the message.
-    """
+    `recipe`: what cannot use an encoder-decoder, for the message. `take`: what to take instead, for the message."""
     hub = hub_config(config)
     if hub.is_encoder_decoder:
         raise BackboneError(
@@ -246,10 +227,8 @@ def skeleton(config: ModelConfig, *, task: ModelHead = TEXT, trainable: bool = F
 def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, trainable: bool = False) -> Backbone:
     """The backbone as `load` returns it, from its config.json alone: on the meta device, without values.
 
-    Layers that will be quantised are bitsandbytes' layers with unpacked weights.
-
-    Args:
-        vocabulary: Tokens of the tokenizer; ignored where the backbone reads pictures.
+    Layers that will be quantised are bitsandbytes' layers with unpacked weights. `vocabulary`: tokens of the tokenizer;
+    ignored where the backbone reads pictures.
     """
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
     hub.update({} if config.dropout else dict.fromkeys(_dropouts(hub), 0.0))
@@ -281,7 +260,8 @@ def load(
     trainable: bool = False,
     waiting: bool = False,
 ) -> Backbone:
-    """The backbone on this process's device, frozen, in evaluation mode.
+    """The backbone on this process's device, frozen, in evaluation mode. Raises BackboneError: not found, no network,
+    gated, damaged, no such precision, no such head.
 
     Args:
         config: Its source, and how weights are stored and computed.
@@ -334,7 +314,13 @@ def load(
     # Nothing reads the pooler of a model without a head, and weights of a masked language model lack it.
     _require_whole(config, loaded[1], fresh if task.head != "hidden" else [*fresh, "pooler"])
     if tokenizer is not None:
-        _grow(model, len(tokenizer))
+        vocabulary = len(tokenizer)
+        embedding = model.get_input_embeddings()
+        assert isinstance(embedding, nn.Embedding)
+        if vocabulary > embedding.num_embeddings:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # new rows start at random values, the same in every process
+                model.resize_token_embeddings(vocabulary)
     if config.sparsity is not None:
         semi_structured.prune(model)
         notes.append(semi_structured.sentence(model))
@@ -359,12 +345,10 @@ class _Decided(NamedTuple):
     """Decisions that precede the reading of weights."""
 
     hub: PretrainedConfig
-    auto: Any
-    """Transformers' class that builds it."""
+    auto: Any  # transformers' class that builds it
     weights: str
     compute: torch.dtype
-    stored: torch.dtype
-    """Type of the weights that are not quantised."""
+    stored: torch.dtype  # type of the weights that are not quantised
     notes: list[str]
 
 
@@ -372,7 +356,10 @@ def _decided(config: ModelConfig, task: ModelHead, *, trainable: bool) -> _Decid
     attention_backend.register()
     hub = task.configured(hub_config(config))
     weights, compute, notes = _precision(config, hub, device(), trainable=trainable)
-    stored = DTYPES.get(weights) or _stored_beside(hub, compute)
+    own = getattr(hub, "dtype", None)
+    # Of the unquantised layers of quantised weights: `compute`, or the files' half precision.
+    beside = own if compute == torch.float32 and own in weight_formats.HALVES else compute
+    stored = DTYPES.get(weights, beside)
     return _Decided(hub, _auto_class(config, task, hub), weights, compute, stored, notes)
 
 
@@ -393,15 +380,6 @@ def _require_whole(config: ModelConfig, report: dict[str, Any], fresh: list[str]
         )
     if any(not key.startswith(heads) for key, *_ in report["mismatched_keys"]):
         raise BackboneError(f"model.id={config.id} cannot be loaded: {OTHER_SHAPES}")
-
-
-def _grow(model: PreTrainedModel, vocabulary: int) -> None:
-    embedding = model.get_input_embeddings()
-    assert isinstance(embedding, nn.Embedding)
-    if vocabulary > embedding.num_embeddings:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # new rows start at random values, the same in every process
-            model.resize_token_embeddings(vocabulary)
 
 
 def _dropouts(hub: PretrainedConfig) -> dict[str, float]:
@@ -482,12 +460,6 @@ def _precision(
     return weights, DTYPES[compute], notes
 
 
-def _stored_beside(hub: Any, compute: torch.dtype) -> torch.dtype:
-    """Precision of the unquantised layers of quantised weights: `compute`, or the files' half precision."""
-    own = getattr(hub, "dtype", None)
-    return own if compute == torch.float32 and own in weight_formats.HALVES else compute
-
-
 def _attention(config: ModelConfig, compute: torch.dtype, target: torch.device) -> str | None:
     """The attention backend to request; None: transformers takes sdpa where the family has it, else eager."""
     flash = target.type == "cuda" and compute != torch.float32 and is_flash_attn_2_available()
@@ -508,8 +480,7 @@ def file_digests(model: ModelConfig) -> dict[str, str]:
     folder = Path(source_path(model))
     if folder.is_dir():
         return provenance.digests(folder, title=model.id)
-    commit = getattr(hub_config(model), "_commit_hash", None)
-    return {model.id: str(commit or model.revision or "main")}
+    return {model.id: str(getattr(hub_config(model), "_commit_hash", None) or model.revision or "main")}
 
 
 def weights_are_local(model: ModelConfig) -> bool:

@@ -24,7 +24,6 @@ from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     PretrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.image_processing_base import ImageProcessingMixin
 
@@ -77,11 +76,8 @@ _narrowed: WeakKeyDictionary[PreTrainedModel, _FirstTokens | None] = WeakKeyDict
 
 def narrow_last_block(model: nn.Module, backbone: PreTrainedModel, inputs: Mapping[str, Tensor]) -> None:
     """Let the part of the last block after its attention compute the first token only, where no output changes.
-
-    Args:
-        model: The backbone with the adapter around it, in evaluation mode.
-        inputs: Two rows of different lengths on which it is tested.
-    """
+    `model`: the backbone with the adapter around it, in evaluation mode. `inputs`: two rows of different lengths on
+    which it is tested."""
     stacks = anatomy.blocks(backbone)
     if backbone in _narrowed or len(stacks) != 1:
         return
@@ -94,7 +90,9 @@ def narrow_last_block(model: nn.Module, backbone: PreTrainedModel, inputs: Mappi
         calls, shapes = [0], list[tuple[int, ...]]()
         handles = [
             attention.register_forward_hook(lambda *_: calls.append(0)),
-            block.register_forward_hook(lambda *given: shapes.append(_hidden_states(given[-1]).shape)),
+            block.register_forward_hook(
+                lambda *given: shapes.append((given[-1] if isinstance(given[-1], Tensor) else given[-1][0]).shape)
+            ),
         ]
         handle = attention.register_forward_hook(narrowing := _FirstTokens(), with_kwargs=True)
         narrowed_logits = model(**inputs).logits
@@ -121,17 +119,9 @@ def first_tokens_read_packed(backbone: PreTrainedModel) -> bool:
     return _narrowed.get(backbone) is not None
 
 
-def _hidden_states(output: Any) -> Tensor:
-    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
-    return hidden
-
-
 def reader_of_backbone(config: RunConfig) -> RowReader:
-    """The reader of rows for the backbone that `config` names.
-
-    Raises:
-        BackboneError: It cannot be found, or does not say how it reads pictures.
-    """
+    """The reader of rows for the backbone that `config` names. Raises BackboneError: it cannot be found, or does not
+    say how it reads pictures."""
     if config.reads_pictures:
         hub = backbones.hub_config(config.model)
         return _picture_reader(config, hub, SavedFormat(picture_format(config.model, hub, size=config.image.size)))
@@ -153,8 +143,7 @@ def augmented_together(rows: LabelledSet, config: RunConfig, reader: RowReader) 
     if not config.data.sources or not isinstance(reader, PictureReader):
         return rows
     assert isinstance(rows.inputs, PictureRows)
-    augmenter = reader.augmenter(config.data.mix.rows or len(rows))
-    return replace(rows, inputs=replace(rows.inputs, augmenter=augmenter))
+    return replace(rows, inputs=replace(rows.inputs, augmenter=reader.augmenter(config.data.mix.rows or len(rows))))
 
 
 def reader_file(config: RunConfig) -> str:
@@ -258,12 +247,8 @@ class Classifier:
     def row_loss(
         self, objective: Objective, tap: LabelTap | None = None, *, strength: float = 0.0
     ) -> Callable[[MicroBatch, float], Tensor]:
-        """The summed loss of a micro-batch, as a function for the trainer.
-
-        Args:
-            tap: Observes outputs and labels (of the first pass where there are two).
-            strength: Of R-Drop; if not 0, each row is computed twice.
-        """
+        """The summed loss of a micro-batch, as a function for the trainer. `tap`: observes outputs and labels (of the
+        first pass where there are two). `strength`: of R-Drop; if not 0, each row is computed twice."""
         whole = r_drop.twice(objective, strength, self.labels.kind) if strength else objective
 
         def loss(batch: MicroBatch, scale: float) -> Tensor:
@@ -276,14 +261,13 @@ class Classifier:
 
 
 def classification_model(model: nn.Module, backbone: PreTrainedModel, reader: RowReader, labels: Labels) -> Classifier:
-    """The classifier of `model`; for text checked: padding and other rows must not change a row's outputs.
-
-    Raises:
-        BackboneError: They do, or the outputs are not those of the row's last token.
-    """
+    """The classifier of `model`; for text checked: padding and other rows must not change a row's outputs. Raises
+    BackboneError: they do, or the outputs are not those of the row's last token."""
     if reader.tokenizer is None:
         return Classifier(model, backbone, reader, labels, None)
-    _settle_padding(backbone, reader.tokenizer)
+    config: Any = backbone.config.get_text_config()
+    fallback = next((n for n in (config.pad_token_id, reader.tokenizer.eos_token_id) if n is not None), 0)
+    config.pad_token_id = reader.tokenizer.pad_token_id if reader.tokenizer.pad_token_id is not None else fallback
     pad = backbone.config.get_text_config().pad_token_id
     ids = [number for number in range(2, 12) if number != pad]
     short, long = _batch([ids[:3]]), _batch([ids[:3], ids[:6]])
@@ -322,12 +306,9 @@ def task(labels: Labels, *, seed: int) -> ModelHead:
 
 
 def require_known_form(config: RunConfig) -> None:
-    """Refuse, before a row is read, what the backbone cannot read.
-
-    Raises:
-        BackboneError: It reads texts and not pictures, or the other way round.
-        ConfigError: It does not read pictures of `image.size`, or of the sizes of a curriculum.
-    """
+    """Refuse, before a row is read, what the backbone cannot read. Raises BackboneError: it reads texts and not
+    pictures, or the other way round; ConfigError: it does not read pictures of `image.size`, or of the sizes of a
+    curriculum."""
     hub, name = backbones.hub_config(config.model), f"model.id={config.model.id}"
     reads_pictures = type(hub) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
     reads_text = type(hub) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
@@ -347,11 +328,8 @@ def require_known_form(config: RunConfig) -> None:
 
 
 def save(classifier: Classifier, folder: Path, *, adapter: Callable[[Path], None] | None = None) -> None:
-    """Write adapter, reader and the meaning of the outputs into `folder`, atomically.
-
-    Args:
-        adapter: Writes the adapter, where the model holds several and only one is meant.
-    """
+    """Write adapter, reader and the meaning of the outputs into `folder`, atomically. `adapter`: writes the adapter,
+    where the model holds several and only one is meant."""
     with files.new_folder(folder) as aside:
         adapters.save(classifier.model, aside) if adapter is None else adapter(aside)
         save_reader(classifier, aside)
@@ -367,11 +345,8 @@ def save_reader(classifier: Classifier, folder: Path) -> None:
 
 
 def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Classifier:
-    """The classifier that the run at `run` shipped, in evaluation mode.
-
-    Args:
-        waiting: On the host, as `backbones.load` says.
-    """
+    """The classifier that the run at `run` shipped, in evaluation mode. `waiting`: on the host, as `backbones.load`
+    says."""
     folder = run / "adapter"
     exported.require_saved(run, config, "classes.json", reader_file(config))
     labels, reader = read_labels(folder), reader_of_run(run, config)
@@ -394,24 +369,20 @@ def _own_outputs(model: nn.Module, backbone: PreTrainedModel, batch: MicroBatch)
     """The model's own outputs for one row, and the name of its head where that gives outputs for each token."""
     caught: dict[str, tuple[int, ...]] = {}
 
-    def catch(name: str) -> Any:
-        def hook(_: nn.Module, __: object, output: object) -> None:
-            if isinstance(output, Tensor):
-                caught[name] = tuple(output.shape)
+    def catch(name: str, _: nn.Module, __: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            caught[name] = tuple(output.shape)
 
-        return hook
-
-    handles = [
-        backbone.get_submodule(name).register_forward_hook(catch(name)) for name in anatomy.fresh_heads(backbone)
-    ]
+    heads = anatomy.fresh_heads(backbone)
+    handles = [backbone.get_submodule(name).register_forward_hook(partial(catch, name)) for name in heads]
     try:
         own: Tensor = model(**batch.to(backbone.device).inputs).logits
     finally:
         for handle in handles:
             handle.remove()
     outputs = own.shape[-1]
-    heads = [name for name, shape in caught.items() if len(shape) == 3 and shape[-1] == outputs]
-    return own, heads[-1] if heads else None
+    by_token = [name for name, shape in caught.items() if len(shape) == 3 and shape[-1] == outputs]
+    return own, by_token[-1] if by_token else None
 
 
 def _batch(rows: list[list[int]]) -> MicroBatch:
@@ -419,10 +390,3 @@ def _batch(rows: list[list[int]]) -> MicroBatch:
     length = inputs["input_ids"].shape[1]
     last = torch.tensor([number * length + len(row) - 1 for number, row in enumerate(rows)])
     return MicroBatch(inputs, last, torch.zeros(len(rows)), sum(map(len, rows)))
-
-
-def _settle_padding(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Make config.json's pad token the tokenizer's, or another token where the tokenizer has none."""
-    config: Any = backbone.config.get_text_config()
-    fallback = next((n for n in (config.pad_token_id, tokenizer.eos_token_id) if n is not None), 0)
-    config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else fallback

@@ -32,19 +32,13 @@ from workbench.runs import files
 MODULES_FILE = "modules.json"
 _MODES = {"mean": "mean", "first": "cls", "last": "lasttoken"}
 _MODELS = "sentence_transformers.models"
-COMPARED = 2**22
-"""Most similarities that are in memory at a time."""
-Term = Callable[[Tensor], Tensor]
-"""From embeddings (U, D) of any length to a part of the mean loss."""
+COMPARED = 2**22  # most similarities that are in memory at a time
+Term = Callable[[Tensor], Tensor]  # from embeddings (U, D) of any length to a part of the mean loss
 
 
 def write_sentence_transformers_files(folder: Path, config: EmbedConfig, *, width: int, max_tokens: int) -> None:
-    """Write modules, pooling and prompts into `folder`, beside a model or an adapter and its tokenizer.
-
-    Args:
-        width: Numbers of an embedding.
-        max_tokens: Of a text; longer ones are cut.
-    """
+    """Write modules, pooling and prompts into `folder`, beside a model or an adapter and its tokenizer. `width`:
+    numbers of an embedding. `max_tokens`: of a text; longer ones are cut."""
     names = ["Transformer", "Pooling", *(["Normalize"] if config.normalise else [])]
     modules = [
         {
@@ -76,8 +70,7 @@ class Embedder:
     """A model that embeds texts; padding does not matter."""
 
     model: nn.Module
-    backbone: PreTrainedModel
-    """The model without the adapter around it."""
+    backbone: PreTrainedModel  # the model without the adapter around it
     tokenizer: PreTrainedTokenizerBase
     config: EmbedConfig
 
@@ -102,8 +95,7 @@ class Embedder:
         if self.config.pooling == "last":
             return hidden_BLD.flatten(0, 1)[batch.positions_N]
         if packed:
-            rows = hidden_BLD[0].split(batch.inputs["row_lengths"].tolist())
-            return torch.stack([row_TD.mean(0) for row_TD in rows])
+            return torch.stack([row_TD.mean(0) for row_TD in hidden_BLD[0].split(batch.inputs["row_lengths"].tolist())])
         mask_BL1 = batch.inputs["attention_mask"][..., None].float()
         return (hidden_BLD * mask_BL1).sum(1) / mask_BL1.sum(1)
 
@@ -113,12 +105,9 @@ class Embedder:
 
 
 def require_known_form(config: RunConfig) -> None:
-    """Refuse, before a row is read, a backbone that cannot embed texts.
-
-    Raises:
-        BackboneError: It reads pictures, or is an encoder-decoder.
-        ConfigError: `embed.sizes` are larger than its embeddings, or `embed.pooling` says nothing of the text.
-    """
+    """Refuse, before a row is read, a backbone that cannot embed texts. Raises BackboneError: it reads pictures, or is
+    an encoder-decoder; ConfigError: `embed.sizes` are larger than its embeddings, or `embed.pooling` says nothing of
+    the text."""
     hub = backbones.of_one_sequence(config.model, recipe="embed", take="an encoder or a causal backbone")
     model = backbones.skeleton(config.model, task=HIDDEN)
     if anatomy.reads_pictures(model):
@@ -169,12 +158,8 @@ def save_around(embedder: Embedder, folder: Path, config: RunConfig) -> None:
 def load(
     run: Path, config: RunConfig, *, waiting: bool = False, backbone: backbones.Backbone | None = None
 ) -> Embedder:
-    """The embedder that the run at `run` shipped, in evaluation mode.
-
-    Args:
-        waiting: On the host, as `backbones.load` says.
-        backbone: Takes the adapter, instead of one that is loaded; as it came.
-    """
+    """The embedder that the run at `run` shipped, in evaluation mode. `waiting`: on the host, as `backbones.load` says.
+    `backbone`: takes the adapter, instead of one that is loaded; as it came."""
     folder = run / "adapter"
     exported.require_saved(run, config, "tokenizer.json", MODULES_FILE)
     tokenizer = exported.load_tokenizer(run, config)

@@ -33,8 +33,7 @@ class ExportedModel:
     head: Head
     tokenizer: PreTrainedTokenizerBase
     template: ChatEncoder | MlmEncoder
-    stop: list[int]
-    """Tokens at which generation ends; none where the model writes no text."""
+    stop: list[int]  # tokens at which generation ends; none where the model writes no text
 
 
 def save(
@@ -46,11 +45,8 @@ def save(
     *,
     adapter: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write adapter, tokenizer, chat template and stop tokens into `folder`, atomically.
-
-    Args:
-        adapter: Writes the adapter, where the model holds several and only one is meant.
-    """
+    """Write adapter, tokenizer, chat template and stop tokens into `folder`, atomically. `adapter`: writes the adapter,
+    where the model holds several and only one is meant."""
     if isinstance(template, ChatEncoder):
         tokenizer.chat_template = template.source
     with files.new_folder(folder) as aside:
@@ -64,12 +60,8 @@ def save(
 def load(
     run: Path, config: RunConfig, *, waiting: bool = False, backbone: backbones.Backbone | None = None
 ) -> ExportedModel:
-    """The model that the run at `run` shipped.
-
-    Args:
-        waiting: On the host, as `backbones.load` says.
-        backbone: Takes the adapter, instead of one that is loaded; as it came.
-    """
+    """The model that the run at `run` shipped. `waiting`: on the host, as `backbones.load` says. `backbone`: takes the
+    adapter, instead of one that is loaded; as it came."""
     folder = run / "adapter"
     require_saved(run, config, "tokenizer.json", "generation_config.json")
     tokenizer = load_tokenizer(run, config)
@@ -114,12 +106,8 @@ def load_backbone(
     task: ModelHead | None = None,
     waiting: bool = False,
 ) -> backbones.Backbone:
-    """The backbone under the adapter in `folder`; for full fine-tuning the model in `folder` itself.
-
-    Args:
-        task: By default what the recipe trains.
-        waiting: On the host, as `backbones.load` says.
-    """
+    """The backbone under the adapter in `folder`; for full fine-tuning the model in `folder` itself. `task`: by default
+    what the recipe trains. `waiting`: on the host, as `backbones.load` says."""
     return backbones.load(model_under(config, folder), tokenizer, task=task or model_heads.of(config), waiting=waiting)
 
 

@@ -23,10 +23,8 @@ from workbench.errors import ConfigError
 
 _OWN: WeakKeyDictionary[nn.Module, Callable[..., Any] | None] = WeakKeyDictionary()
 """The original forward pass of each block that has another one now; None: that of its class."""
-HIDDEN = "hidden_states"
-"""Name of a block's first argument."""
-_EMBEDDINGS, _BLOCKS = 1, 2
-"""Places in the hash: the embeddings, and the first block."""
+HIDDEN = "hidden_states"  # name of a block's first argument
+_EMBEDDINGS, _BLOCKS = 1, 2  # places in the hash: the embeddings, and the first block
 _INSTALLED: WeakKeyDictionary[PreTrainedModel, list[RemovableHandle]] = WeakKeyDictionary()
 
 
@@ -55,14 +53,8 @@ def restore(block: nn.Module) -> None:
 
 
 def install(backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: RegulariseConfig) -> None:
-    """Install the configured noise in a backbone, in place of earlier noise; it acts only inside `drawing`.
-
-    Args:
-        blocks: In the order in which they compute.
-
-    Raises:
-        ConfigError: The backbone has two stacks of blocks.
-    """
+    """Install the configured noise in a backbone, in place of earlier noise; it acts only inside `drawing`. Raises
+    ConfigError: the backbone has two stacks of blocks. `blocks`: in the order in which they compute."""
     for handle in _INSTALLED.pop(backbone, []):
         handle.remove()
     handles: list[RemovableHandle] = []

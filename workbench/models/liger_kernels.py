@@ -27,8 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from workbench.models import activation_recomputation
 
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
-WIDEST = 65_536
-"""Values of a row that one kernel can hold."""
+WIDEST = 65_536  # values of a row that one kernel can hold
 
 Rotation = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Queries and keys (B, H, L, E), cosines and sines (B or 1, L, E) to queries and keys at their positions."""
@@ -79,10 +78,8 @@ class _Norm(_ByKernel):
     """A norm of root mean squares, of a kind that the kernel knows."""
 
     kind: str
-    epsilon: str
-    """Name of the module's attribute."""
-    addend: float
-    """Added to the weight."""
+    epsilon: str  # name of the module's attribute
+    addend: float  # added to the weight
 
     def forward(self, x: Tensor) -> Tensor:
         layer: Any = self

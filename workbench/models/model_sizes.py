@@ -71,12 +71,9 @@ def _facts(config: RunConfig, backbone: Backbone, total: int, trainable: int) ->
 
 
 class AdapterSize(NamedTuple):
-    total: int
-    """Parameters of backbone and adapter together."""
-    trainable: int
-    """Parameters that train."""
-    file_bytes: int
-    """Bytes of the safetensors file that a run saves, in float32, as one file."""
+    total: int  # parameters of backbone and adapter together
+    trainable: int  # parameters that train
+    file_bytes: int  # bytes of the safetensors file that a run saves, in float32, as one file
 
     @property
     def share(self) -> float:
@@ -104,11 +101,8 @@ class _Question(Section):
 
 
 def predict(model: ModelConfig, method: Method, *, task: ModelHead = TEXT, below: int = 0) -> AdapterSize:
-    """Size of `method` on this backbone, without its first `below` blocks.
-
-    Raises:
-        WorkbenchError: The method does not work there; the message says what does.
-    """
+    """Size of `method` on this backbone, without its first `below` blocks. Raises WorkbenchError: the method does not
+    work there; the message says what does."""
     if reason := unable(model, method):
         raise ConfigError(reason)
     skeleton = backbones.skeleton(model, task=task, trainable=isinstance(method, Full))
@@ -123,9 +117,7 @@ def survey(overrides: Sequence[str] = ()) -> SizeTable:
     """The size of every method on the backbone that `key=value` overrides name, or on the starter.
 
     An adapter setting such as `adapter.rank=8` applies to the methods that have it; `adapter.method=lora` selects one.
-
-    Raises:
-        WorkbenchError: An override is wrong, or there is no such backbone.
+    Raises WorkbenchError: an override is wrong, or there is no such backbone.
     """
     given = override({}, overrides)
     if isinstance(given.get("plugins"), list):
@@ -133,17 +125,19 @@ def survey(overrides: Sequence[str] = ()) -> SizeTable:
     settings = given.get("adapter", {})
     everything = isinstance(settings, dict) and "method" not in settings
     asked = [_read(given | {"adapter": each}) for each in _for_each(settings)] if everything else [_read(given)]
-    task = _task(asked[0].model)
-    alone = adapters.count(backbones.skeleton(asked[0].model, task=task)).total
-    return SizeTable(asked[0].model, alone, {each.adapter.method: _size_or_reason(each, task) for each in asked})
-
-
-def _task(model: ModelConfig) -> ModelHead:
-    """The head: text, or for a backbone of pictures the classes of its own configuration."""
-    hub = backbones.hub_config(model)
+    hub = backbones.hub_config(asked[0].model)
     if type(hub) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        return TEXT
-    return model_heads.classes([str(label) for label in (hub.id2label or {}).values()], seed=0)
+        task = TEXT
+    else:
+        task = model_heads.classes([str(label) for label in (hub.id2label or {}).values()], seed=0)
+    alone = adapters.count(backbones.skeleton(asked[0].model, task=task)).total
+    sizes: dict[str, AdapterSize | str] = {}
+    for each in asked:
+        try:
+            sizes[each.adapter.method] = predict(each.model, each.adapter, task=task)
+        except WorkbenchError as error:
+            sizes[each.adapter.method] = str(error)
+    return SizeTable(asked[0].model, alone, sizes)
 
 
 def _read(values: dict[str, Any]) -> _Question:
@@ -163,13 +157,6 @@ def _for_each(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _size_or_reason(question: _Question, task: ModelHead) -> AdapterSize | str:
-    try:
-        return predict(question.model, question.adapter, task=task)
-    except WorkbenchError as error:
-        return str(error)
-
-
 def _new_tokens(model: ModelConfig, skeleton: PreTrainedModel) -> list[int]:
     """Ids of the new tokens, for which the vocabulary grows as in a run."""
     if not model.new_tokens:
@@ -186,8 +173,7 @@ def _saved(model: nn.Module) -> Mapping[str, Tensor]:
     """The tensors that `adapters.save` writes."""
     if not isinstance(model, PeftModel):
         assert isinstance(model, PreTrainedModel)
-        whole = remove_tied_weights_from_state_dict(model.state_dict(), model)
-        return dict(revert_weight_conversion(model, whole))
+        return dict(revert_weight_conversion(model, remove_tied_weights_from_state_dict(model.state_dict(), model)))
     with as_shipped(model) as tensors, _StayingOnMeta():
         adapter_tensors: dict[str, Tensor] = get_peft_model_state_dict(
             model, state_dict=tensors, save_embedding_layers=False
@@ -215,8 +201,7 @@ def file_bytes(tensors: Mapping[str, Tensor]) -> int:
 
     for name, tensor in sorted(tensors.items(), key=order):
         start, end = end, end + tensor.nbytes
-        kind = _DTYPES[tensor.dtype]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     return 8 + -(-len(text) // 8) * 8 + end
 

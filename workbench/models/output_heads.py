@@ -33,8 +33,7 @@ from workbench.errors import BackboneError
 
 LAST_BLOCK_FAMILIES = ("gemma", "granite", "llama", "mistral", "qwen2", "qwen3")
 """Architectures (`model_type`) whose last block is computed here as transformers computes it."""
-MOST_POSITIONS = 0.9
-"""Largest share of supervised tokens for which selecting them costs less than it saves."""
+MOST_POSITIONS = 0.9  # largest share of supervised tokens for which selecting them costs less than it saves
 _AS_IT_IS = ContextVar("as_it_is", default=False)
 STRETCH = 16
 """The number of queries per row is padded to a multiple of this: oneDNN compiles a product for every number."""
@@ -43,12 +42,9 @@ STRETCH = 16
 class RowQueries(NamedTuple):
     """The chosen tokens as queries (B, Q) of their rows, padded."""
 
-    column_BQ: Tensor
-    """Place of each query in its row."""
-    token_BQ: Tensor
-    """Flat index of each query among the chosen tokens."""
-    slot_M: Tensor
-    """Flat index into B * Q of each chosen token."""
+    column_BQ: Tensor  # place of each query in its row
+    token_BQ: Tensor  # flat index of each query among the chosen tokens
+    slot_M: Tensor  # flat index into B * Q of each chosen token
 
 
 @dataclass
@@ -68,8 +64,7 @@ class Narrowing:
 
     def of(self, hidden_BLD: Tensor) -> Tensor:
         """The chosen tokens (..., D), as `places` has them, of all (B, L, D)."""
-        chosen = hidden_BLD.flatten(0, 1).index_select(0, self.places.flatten())
-        return chosen.view(*self.places.shape, -1)
+        return hidden_BLD.flatten(0, 1).index_select(0, self.places.flatten()).view(*self.places.shape, -1)
 
 
 @contextmanager
@@ -123,10 +118,7 @@ def last_block_narrowed(
 
 def _chosen(positions_N: Tensor, ids_BL: Tensor, *, packed: bool, by_member: bool) -> Narrowing | None:
     """The tokens to compute; None where nearly all are needed, or where counting would synchronise with a device.
-
-    Args:
-        by_member: Whether layers need the same number of tokens in each row, as those of a bank do.
-    """
+    `by_member`: whether layers need the same number of tokens in each row, as those of a bank do."""
     rows, length = ids_BL.shape
     if not 0 < len(positions_N) <= MOST_POSITIONS * rows * length:
         return None
@@ -264,18 +256,13 @@ class Head:
     """
 
     module: nn.Module
-    vocabulary: int
-    """V, the head's rows."""
-    width: int
-    """D, the hidden size."""
+    vocabulary: int  # V, the head's rows
+    width: int  # D, the hidden size
     softcap: float | None
     multiplier: float
-    bias_1V: Tensor | None = None
-    """Bias that the model adds to the logits after the head."""
-    settings: Mapping[str, bool] = field(default_factory=dict)
-    """Arguments of the model besides its inputs."""
-    last_block: nn.Module | None = None
-    """See `workbench.models.output_heads`; None: it computes all positions."""
+    bias_1V: Tensor | None = None  # bias that the model adds to the logits after the head
+    settings: Mapping[str, bool] = field(default_factory=dict)  # arguments of the model besides its inputs
+    last_block: nn.Module | None = None  # see `workbench.models.output_heads`; None: it computes all positions
 
     def trainable(self) -> list[Tensor]:
         """The head's trainable tensors: none, unless the backbone or added token rows train."""

@@ -18,18 +18,15 @@ from workbench.adapters import anatomy
 from workbench.adapters.anatomy import INTERPOLATE, interpolates, picture_size, picture_stem, picture_tower, reads_size
 from workbench.errors import BackboneError, ConfigError
 
-CHANNELS = 3
-"""Channels of every picture: red, green and blue; those of a grey one are equal."""
+CHANNELS = 3  # channels of every picture: red, green and blue; those of a grey one are equal
 
 
 @dataclass(frozen=True)
 class PictureSizes:
     """Sides of the square pictures that a backbone reads, in pixels."""
 
-    own: int | None
-    """The side that it was trained with; None where its configuration does not say."""
-    step: int | None
-    """It reads every multiple of this; None: only its own side."""
+    own: int | None  # the side that it was trained with; None where its configuration does not say
+    step: int | None  # it reads every multiple of this; None: only its own side
 
     def refusal(self, size: int) -> str | None:
         """What to write instead of a side that it cannot read; None where it can."""
@@ -52,11 +49,8 @@ def picture_sizes(model: PreTrainedModel) -> PictureSizes:
 
 
 def require_size(model: PreTrainedModel, size: int | None, *, smaller: bool = False) -> None:
-    """Raise ConfigError where a backbone does not read pictures of this side; None stands for its own.
-
-    Args:
-        smaller: Whether it will read smaller pictures too.
-    """
+    """Raise ConfigError where a backbone does not read pictures of this side; None stands for its own. `smaller`:
+    whether it will read smaller pictures too."""
     sizes = picture_sizes(model)
     if smaller and sizes.step is None:
         raise ConfigError(
@@ -77,10 +71,8 @@ def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
 
     Statistics of batch normalisation stay those of pretraining, also in training: a row's outputs would depend on the
     rows of its micro-batch. Position embeddings are interpolated where pictures are not of its own size. Depthwise
-    convolutions get their pixels with the channels last, which takes a fifth to a third of the time off a step.
-
-    Raises:
-        BackboneError: it reads pictures of other than three channels.
+    convolutions get their pixels with the channels last, which takes a fifth to a third of the time off a step. Raises
+    BackboneError: it reads pictures of other than three channels.
     """
     channels = picture_stem(model).in_channels
     if channels != CHANNELS:
@@ -88,8 +80,21 @@ def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
             f"{type(model).__name__} reads pictures of {channels} channel{'s' * (channels != 1)}, and pictures have "
             f"{CHANNELS} here: red, green and blue, which are equal in a grey one. Take a backbone with num_channels=3."
         )
-    hold_statistics(model)
-    _keep_products(model)
+    # Let batch normalisation use the statistics that it has, in training too; its factors and biases may train.
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, _Held):
+            # One subclass of the same name for all modules of a class: the compiler guards on it.
+            cls = type(module)
+            if cls not in _CLASSES:
+                _CLASSES[cls] = type(cls.__name__, (_Held, cls), {})
+            module.__class__ = _CLASSES[cls]
+            module.eval()
+    # Let no activation write over the product in front of it (Swin V2), which fused layers of adapters share.
+    for module in model.modules():
+        parts = list(module.children()) if isinstance(module, nn.Sequential) else []
+        for product, activation in pairwise(parts):
+            if anatomy.is_linear(product) and getattr(activation, "inplace", False):
+                vars(activation)["inplace"] = False
     picture_tower(model).register_forward_pre_hook(
         _Fit(compute, picture_size(model.config) if interpolates(model) else None, _layout(model)), with_kwargs=True
     )
@@ -122,23 +127,6 @@ class _Fit:
         return (), {**named, "pixel_values": pixels_B3HW}
 
 
-def hold_statistics(model: nn.Module) -> None:
-    """Let batch normalisation use the statistics that it has, in training too; its factors and biases may train."""
-    for module in model.modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, _Held):
-            module.__class__ = _held(type(module))
-            module.eval()
-
-
-def _keep_products(model: nn.Module) -> None:
-    """Let no activation write over the product in front of it (Swin V2), which fused layers of adapters share."""
-    for module in model.modules():
-        parts = list(module.children()) if isinstance(module, nn.Sequential) else []
-        for product, activation in pairwise(parts):
-            if anatomy.is_linear(product) and getattr(activation, "inplace", False):
-                vars(activation)["inplace"] = False
-
-
 class _Held:
     """Batch normalisation that stays in evaluation mode, whatever mode the model around it is put in."""
 
@@ -151,10 +139,3 @@ class _Held:
 
 
 _CLASSES: dict[type[_BatchNorm], type[_BatchNorm]] = {}
-
-
-def _held(cls: type[_BatchNorm]) -> type[_BatchNorm]:
-    """One subclass of the same name for all modules of a class: the compiler guards on it."""
-    if cls not in _CLASSES:
-        _CLASSES[cls] = type(cls.__name__, (_Held, cls), {})
-    return _CLASSES[cls]

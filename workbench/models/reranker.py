@@ -27,8 +27,7 @@ from workbench.models import backbones, classifier
 from workbench.models.classifier import Classifier
 from workbench.models.reward_model import settle_padding
 
-LABELS = Labels("number", ("score",))
-"""The one output is the score as it is: nothing is standardised."""
+LABELS = Labels("number", ("score",))  # the one output is the score as it is: nothing is standardised
 
 
 @dataclass(frozen=True)
@@ -59,15 +58,11 @@ class Reranker:
         return loss
 
     def loss_of(self, score_BC: Tensor, rows: CandidateSet, numbers: Indices) -> Tensor:
-        """The summed loss of rows from the scores of their candidates.
-
-        Args:
-            numbers: Of the rows (B,) in the set.
-        """
+        """The summed loss of rows from the scores of their candidates. `numbers`: of the rows (B,) in the set."""
         loss = self.config.loss_of(rows.pairs.form)
         if rows.pairs.form == "scored":
             wanted_B = torch.from_numpy(rows.pairs.score_N[numbers]).to(score_BC)
-            own = ranking_losses.binary_of_scores if loss == "bce" else ranking_losses.squared_error_of_scores
+            own = ranking_losses.binary_of_scores if loss == "bce" else ranking_losses.squared_difference
             return own(score_BC[:, 0], wanted_B)
         if loss == "bce":
             return ranking_losses.binary_candidates(score_BC)
@@ -75,11 +70,8 @@ class Reranker:
 
 
 def require_known_form(config: RunConfig) -> None:
-    """Refuse, before a row is read, a backbone that does not read one text.
-
-    Raises:
-        BackboneError: It reads pictures, is an encoder-decoder, or has no classification head.
-    """
+    """Refuse, before a row is read, a backbone that does not read one text. Raises BackboneError: it reads pictures, is
+    an encoder-decoder, or has no classification head."""
     hub = backbones.of_one_sequence(config.model, recipe="rerank", take="an encoder or a causal backbone")
     if anatomy.reads_pictures(backbones.skeleton(config.model, task=model_heads.of(config))):
         name = f"model.id={config.model.id}: {type(hub).__name__}"
@@ -108,11 +100,8 @@ def save(live: Reranker, folder: Path) -> None:
 
 
 def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Reranker:
-    """The reranker that the run at `run` shipped, in evaluation mode.
-
-    Args:
-        waiting: On the host, as `backbones.load` says.
-    """
+    """The reranker that the run at `run` shipped, in evaluation mode. `waiting`: on the host, as `backbones.load`
+    says."""
     scorer = classifier.load(run, config, waiting=waiting)
     tokenizer = scorer.reader.tokenizer
     assert tokenizer is not None, "it reads texts"

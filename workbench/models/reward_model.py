@@ -26,8 +26,7 @@ from workbench.losses.ranking_losses import bradley_terry, step_cross_entropy
 from workbench.models import classifier, exported
 from workbench.models.classifier import Classifier
 
-LABELS = Labels("number", ("reward",))
-"""The one output is the reward as it is: nothing is standardised."""
+LABELS = Labels("number", ("reward",))  # the one output is the reward as it is: nothing is standardised
 Floats = npt.NDArray[np.float64]
 
 
@@ -56,10 +55,7 @@ class RewardModel:
 
     def pair_loss(self, train: PreferenceSet, *, centre: float) -> Callable[[MicroBatch, float], Tensor]:
         """The summed loss of a micro-batch of pairs, as the trainer wants it, with the weights and margins of `train`.
-
-        Args:
-            centre: See `bradley_terry`.
-        """
+        `centre`: see `bradley_terry`."""
         of_rewards = judged_loss(train, centre=centre)
 
         def loss(batch: MicroBatch, scale: float) -> Tensor:
@@ -81,10 +77,7 @@ class RewardModel:
 
 def judged_loss(train: PreferenceSet, *, centre: float) -> Callable[[Tensor, Indices, float], Tensor]:
     """From the rewards (S,) of pairs, their numbers in `train` and a factor to their summed loss times the factor.
-
-    Args:
-        centre: See `bradley_terry`.
-    """
+    `centre`: see `bradley_terry`."""
     margins_P, weights_P = train.margins, np.asarray(train.supervised, dtype=np.float64)
     ties_P = train.ties if train.ties.any() else None
 
@@ -119,11 +112,8 @@ def make(
     template: ChatEncoder,
     config: RunConfig,
 ) -> RewardModel:
-    """How `model` comes to an answer's reward.
-
-    Raises:
-        BackboneError: Its head reads the first token, which has seen nothing in a causal model, or all of an encoder.
-    """
+    """How `model` comes to an answer's reward. Raises BackboneError: its head reads the first token, which has seen
+    nothing in a causal model, or all of an encoder."""
     reader = TextReader(tokenizer, config.data, config.classes, config.duplicates)
     scorer = classifier.classification_model(model, backbone, reader, LABELS)
     if scorer.token_head is None:
@@ -136,19 +126,13 @@ def make(
 
 def save(live: RewardModel, folder: Path, *, adapter: Callable[[Path], None] | None = None) -> None:
     """Write adapter, head, tokenizer and chat template into `folder`, atomically: a stock model with one label.
-
-    Args:
-        adapter: Writes the adapter, where the model holds several and only one is meant.
-    """
+    `adapter`: writes the adapter, where the model holds several and only one is meant."""
     live.tokenizer.chat_template = live.template.source
     classifier.save(live.classifier, folder, adapter=adapter)
 
 
 def load(run: Path, config: RunConfig, template: Callable[[PreTrainedTokenizerBase], ChatEncoder]) -> RewardModel:
-    """The reward model that the run at `run` shipped, in evaluation mode.
-
-    Args:
-        template: How conversations are written, from the tokenizer that was saved.
-    """
+    """The reward model that the run at `run` shipped, in evaluation mode. `template`: how conversations are written,
+    from the tokenizer that was saved."""
     tokenizer = exported.load_tokenizer(run, config)
     return RewardModel(classifier.load(run, config), tokenizer, template(tokenizer))

@@ -20,12 +20,9 @@ from torch.distributed import _functional_collectives as collectives
 class SequenceGroup:
     """The processes that hold the parts of the same rows."""
 
-    number: int = 0
-    """Which part is this process's, from 0."""
-    size: int = 1
-    """P: how many there are."""
-    processes: dist.ProcessGroup | None = None
-    """None: in a plan, where nothing is sent."""
+    number: int = 0  # which part is this process's, from 0
+    size: int = 1  # P: how many there are
+    processes: dist.ProcessGroup | None = None  # None: in a plan, where nothing is sent
 
     def to_heads(self, part_BHlD: Tensor) -> Tensor:
         """All tokens (B, h, L, D) of this process's heads."""

@@ -27,8 +27,7 @@ from workbench.errors import BackboneError
 
 HALVES = (torch.bfloat16, torch.float16)
 FORMATS = ("int8", "nf4", "fp4")
-GATE = 64
-"""A layer with fewer outputs than this, and at least 16 times as many inputs, is a gate."""
+GATE = 64  # a layer with fewer outputs than this, and at least 16 times as many inputs, is a gate
 
 
 class StoredLinear(nn.Linear):
@@ -124,11 +123,9 @@ class _Convert:
 def quantisation_settings(weights: str, compute: torch.dtype, skeleton: PreTrainedModel) -> BitsAndBytesConfig:
     """How transformers quantises this backbone while it loads; `skeleton` is the backbone without its weights.
 
-    4-bit scales are themselves quantised (double quantisation; Dettmers et al. 2023, arXiv:2305.14314, section 3):
-    4 + 8 / 64 + 32 / (64 * 256) = 4.127 bits a weight.
-
-    Raises:
-        BackboneError: No layer can be quantised, or a quantised layer could not compute its inputs.
+    4-bit scales are themselves quantised (double quantisation; Dettmers et al. 2023, arXiv:2305.14314, section 3): 4 +
+    8 / 64 + 32 / (64 * 256) = 4.127 bits a weight. Raises BackboneError: no layer can be quantised, or a quantised
+    layer could not compute its inputs.
     """
     left = unquantised(skeleton)
     # transformers replaces exactly these two classes, not subclasses such as Falcon's.
@@ -211,8 +208,7 @@ def untranspose(skeleton: PreTrainedModel) -> None:
         layer = skeleton.get_submodule(name)
         if type(layer) is Conv1D and name not in left:
             weight = layer.weight
-            plain = nn.Linear(layer.nx, layer.nf, device=weight.device, dtype=weight.dtype)
-            skeleton.set_submodule(name, plain)
+            skeleton.set_submodule(name, nn.Linear(layer.nx, layer.nf, device=weight.device, dtype=weight.dtype))
 
 
 def linear_layers(model: nn.Module) -> list[str]:

@@ -132,26 +132,21 @@ _BRINGING = (
     torch.ops.aten.lift_fresh.default,
     torch.ops.aten.set_.source_Storage,
     torch.ops.aten.set_.source_Storage_storage_offset,
-)
-"""Operations that hand over what was just made outside of them, such as by torch.tensor(...)."""
+)  # operations that hand over what was just made outside of them, such as by torch.tensor(...)
 
 
 class LiveBytes(DispatchMode):
     """Inside of it, bytes of the storages that torch's operations make on a kind of device, until each is freed.
 
     A storage counts once, whoever looks at it, and a tensor that was there before not at all. So nothing counts twice
-    where one stands inside another: the outer counts everything, the inner what is made inside it. What a kernel
-    takes and frees while it runs is not seen, nor are values that numpy and memory-mapped files hold. On an accelerator
-    this is for tensors without values: real ones its allocator counts (`torch.accelerator.max_memory_allocated`).
-
-    Args:
-        device: Kind of device, such as `cuda`.
+    where one stands inside another: the outer counts everything, the inner what is made inside it. What a kernel takes
+    and frees while it runs is not seen, nor are values that numpy and memory-mapped files hold. On an accelerator this
+    is for tensors without values: real ones its allocator counts (`torch.accelerator.max_memory_allocated`). `device`:
+    kind of device, such as `cuda`.
     """
 
-    now: int
-    """Bytes alive."""
-    peak: int
-    """The most that were alive at once."""
+    now: int  # bytes alive
+    peak: int  # the most that were alive at once
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__()
@@ -208,12 +203,10 @@ class MemoryLedger(LiveBytes):
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self._purpose = ACTIVATIONS
-        self._places: list[str] = []
-        """Modules that are being called, the innermost last."""
+        self._places: list[str] = []  # modules that are being called, the innermost last
         self._accounts: dict[int, Account] = {}
         self._sums: Counter[Account] = Counter()
-        self._peak_sums: Mapping[Account, int] | None = {}
-        """None: the present is the peak."""
+        self._peak_sums: Mapping[Account, int] | None = {}  # None: the present is the peak
 
     @property
     def at_peak(self) -> dict[str, int]:

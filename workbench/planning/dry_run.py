@@ -25,8 +25,7 @@ from workbench.planning.counters import ACTIVATIONS, ELSEWHERE, MemoryLedger, Op
 from workbench.planning.dry_trainings import Lengths, Model, Sequences, Training
 from workbench.training.distributed.sharding import Sharded
 
-LOOKED = 256
-"""Steps of a freezing policy that are searched for the one that trains the deepest."""
+LOOKED = 256  # steps of a freezing policy that are searched for the one that trains the deepest
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER, TEACHER = "weights", "masters", "gradients", "optimizer", "teacher"
 
 
@@ -60,12 +59,8 @@ class DryRun:
 
 
 def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Iterable[nn.Module] = ()) -> DryRun:
-    """Carry out the parts of steps of `fit` that take most memory, on fake tensors.
-
-    Args:
-        held_out_loss: Computes what the run evaluates, on its largest micro-batch.
-        others: Other models that are there: a teacher.
-    """
+    """Carry out the parts of steps of `fit` that take most memory, on fake tensors. `held_out_loss`: computes what the
+    run evaluates, on its largest micro-batch. `others`: other models that are there: a teacher."""
     fit.prepare()
     fit.freezer.follow(step=0, share=0)
     epoch, homes = list(fit.micro_batches()), _homes(fit)
@@ -78,7 +73,10 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
             ]
         peaks = _Peaks(ledger)
         _tell_gradients(fit, ledger, homes, peaks.gradient)
-        _tell_recomputing(fit, peaks.recomputing)
+        # Told whenever part of a block computes: in the forward pass, or again in the backward pass.
+        for path in chain.from_iterable(anatomy.blocks(fit.freezer.backbone)):
+            for submodule in fit.freezer.backbone.get_submodule(path).children():
+                submodule.register_forward_pre_hook(lambda *_: peaks.recomputing())
         flops, tokens = 0.0, 0
         with peaks.seen():
             fit.choose()
@@ -176,31 +174,23 @@ class _Peaks:
 class Costs(NamedTuple):
     """Bytes of a micro-batch that do not grow with its tokens alone."""
 
-    position: int
-    """Bytes for each supervised position."""
-    pair: float
-    """Bytes for each pair of tokens in a row."""
-    gradients: int
-    """Bytes of the gradients that earlier micro-batches left."""
+    position: int  # bytes for each supervised position
+    pair: float  # bytes for each pair of tokens in a row
+    gradients: int  # bytes of the gradients that earlier micro-batches left
 
 
 class MicroBatchTrial(NamedTuple):
     """A micro-batch that may take most."""
 
     rows: Indices
-    later: bool
-    """Whether others of its step have left gradients."""
+    later: bool  # whether others of its step have left gradients
     padded: int
-    pairs: int
-    """Pairs of tokens in a row, padding included if there is any."""
+    pairs: int  # pairs of tokens in a row, padding included if there is any
     supervised: float
 
     def takes_less(self, than: MicroBatchTrial, activations: int, costs: Costs) -> bool:
         """Whether it cannot take more than another, which was carried out: its fewer tokens weigh more than all else.
-
-        Args:
-            activations: At the peak of the other. Half of them are taken to be those of its tokens.
-        """
+        `activations`: at the peak of the other. Half of them are taken to be those of its tokens."""
         token = max(0.0, activations - costs.position * than.supervised) / 2 / than.padded
         spare = token * (than.padded - self.padded) + costs.gradients * (than.later - self.later)
         positions, pairs = max(0.0, self.supervised - than.supervised), max(0, self.pairs - than.pairs)
@@ -223,8 +213,7 @@ def _costs(fit: Training) -> Costs:
             heads: int = counts if isinstance(counts, int) else max(counts)  # of the stage that has most
             pair += heads * (2 * len(fit.freezer.blocks) + 3 * float32)
     outputs, passes = 0 if pictures else body.vocab_size, 2 if fit.config.regularise.r_drop else 1
-    gradients = sum(master.nbytes for master in fit.masters)
-    return Costs(8 * float32 * (outputs + fit.width) * passes, pair, gradients)
+    return Costs(8 * float32 * (outputs + fit.width) * passes, pair, sum(master.nbytes for master in fit.masters))
 
 
 def _modules(fit: Model) -> dict[str, nn.Module]:
@@ -248,11 +237,8 @@ def _homes(fit: Model) -> dict[str, str]:
 
 
 def hold(ledger: MemoryLedger, fit: Model, *, others: Iterable[nn.Module] = ()) -> None:
-    """Count what a training begins with: every parameter and buffer, and the masters.
-
-    Args:
-        others: Other models that are there.
-    """
+    """Count what a training begins with: every parameter and buffer, and the masters. `others`: other models that are
+    there."""
     homes, computing = _homes(fit), fit.masters.computing()
     for name, home in homes.items():
         ledger.hold([computing[name]], WEIGHTS, home)
@@ -276,10 +262,7 @@ def _trials(
     train: Lengths, epoch: list[list[Indices]], arrangement: RowLayout, *, positions: float = math.inf
 ) -> list[MicroBatchTrial]:
     """The micro-batches that may take most, likeliest first: most tokens with padding, pairs, supervised tokens.
-
-    Args:
-        positions: Token count above which peak memory no longer grows with supervised tokens.
-    """
+    `positions`: token count above which peak memory no longer grows with supervised tokens."""
     longest = int(train.lengths.max())
     measures: list[Callable[[MicroBatchTrial], Any]] = [
         lambda trial: trial.pairs,
@@ -303,11 +286,8 @@ def _sequences(train: Lengths, rows: Indices) -> Indices:
 
 
 def largest_rows(rows: Examples, *, tokens: int, positions: float = math.inf) -> list[Indices]:
-    """The micro-batches of a whole set that may take most.
-
-    Args:
-        positions: Of which logits are in memory at once, if they are; what is computed of others is small.
-    """
+    """The micro-batches of a whole set that may take most. `positions`: of which logits are in memory at once, if they
+    are; what is computed of others is small."""
     every = [[part] for part in micro_batches(np.arange(len(rows)), rows.lengths, tokens=tokens)]
     return [trial.rows for trial in _trials(rows, every, PADDED, positions=positions)]
 
@@ -332,13 +312,6 @@ def _give_gradients(fit: Model, ledger: MemoryLedger, homes: Mapping[str, str]) 
         if parameter.requires_grad and masters[name].grad is None:
             with ledger.making(GRADIENTS, homes[name]):
                 masters[name].grad = torch.zeros_like(masters[name])
-
-
-def _tell_recomputing(fit: Model, began: Callable[[], None]) -> None:
-    """Have `began` called whenever part of a block computes: in the forward pass, or again in the backward pass."""
-    for path in chain.from_iterable(anatomy.blocks(fit.freezer.backbone)):
-        for part in fit.freezer.backbone.get_submodule(path).children():
-            part.register_forward_pre_hook(lambda *_: began())
 
 
 def _tell_gradients(fit: Model, ledger: MemoryLedger, homes: Mapping[str, str], came: Callable[[], None]) -> None:

@@ -30,38 +30,28 @@ from workbench.training.optim import weight_averaging
 from workbench.training.sampling.loss_based import PoolSampler, Weighing
 from workbench.training.trainer import Trainer
 
-LOOKED = 16
-"""Steps whose micro-batches are counted."""
-LOOKED_AT = 2048
-"""Steps of a run whose work is looked at."""
+LOOKED = 16  # steps whose micro-batches are counted
+LOOKED_AT = 2048  # steps of a run whose work is looked at
 
 
 class Model(Protocol):
-    """Model, loss and trainable weights of a training."""
+    """The model of a training, its trainable parameters, and which of them train when."""
 
     @property
-    def model(self) -> nn.Module:
-        """All of it."""
-
+    def model(self) -> nn.Module: ...
     @property
-    def masters(self) -> MasterWeights | Sharded:
-        """Its trainable parameters."""
-
+    def masters(self) -> MasterWeights | Sharded: ...
     @property
-    def freezer(self) -> Freezer:
-        """Which of them train when."""
+    def freezer(self) -> Freezer: ...
 
 
 class Lengths(Protocol):
-    """The rows of a training, as far as memory depends on them; see `Sequences`."""
+    """The rows of a training, as far as memory depends on them: tokens and weight of each; see `Sequences`."""
 
     @property
-    def lengths(self) -> Indices:
-        """Tokens of each."""
-
+    def lengths(self) -> Indices: ...
     @property
-    def supervised(self) -> Weights:
-        """Predicted tokens of each, or its weight."""
+    def supervised(self) -> Weights: ...
 
 
 @runtime_checkable
@@ -77,8 +67,7 @@ class Averaged(NamedTuple):
     """Values whose average a training keeps."""
 
     values: Sequence[Tensor]
-    copies: int
-    """That are kept of them on the device where they train, at most."""
+    copies: int  # that are kept of them on the device where they train, at most
 
 
 class Training(Model, Protocol):
@@ -166,8 +155,7 @@ class SingleTraining:
     def micro_batches(self) -> Iterator[list[Indices]]:
         member = self._fit.member
         for step in member.even_order.typical_steps[: member.total]:
-            rows = member.even_order.rows(step)
-            yield list(self.arrangement.cut(rows, self.train.lengths, tokens=self._fit.tokens))
+            yield list(self.arrangement.cut(member.even_order.rows(step), self.train.lengths, tokens=self._fit.tokens))
 
     def backward(self, rows: Indices, *, step: int) -> None:
         if self._looks:
@@ -305,8 +293,7 @@ def step_kinds(config: TrainingSections, *, steps: int, blocks: int) -> dict[int
     every = (optimizer.sam_every, optimizer.noise_scale or 1, looks)
     looked = list(range(max(1, steps)))
     if steps > LOOKED_AT:  # so many that are sampled from them; the first is there
-        sampled = np.random.default_rng(0).choice(steps, LOOKED_AT, replace=False)
-        looked = sorted({0, *sampled.tolist()})
+        looked = sorted({0, *np.random.default_rng(0).choice(steps, LOOKED_AT, replace=False).tolist()})
     due = [tuple(step % each == 0 for each in every) for step in looked]
     drop, tokens, grow = config.layer_drop, config.token_drop, config.grow
 

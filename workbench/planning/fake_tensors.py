@@ -50,11 +50,7 @@ class _Forgetful(FakeTensorConverter):
         """Nothing: a tensor on the meta device becomes a fake one once."""
 
 
-@contextmanager
-def real_tensors() -> Iterator[None]:
-    """Inside the block, within `fake_tensors`, everything is as outside of it."""
-    with unset_fake_temporarily():
-        yield
+real_tensors = unset_fake_temporarily  # inside its block, within `fake_tensors`, everything is as outside of it
 
 
 def to_fake(model: nn.Module, device: torch.device) -> None:
@@ -121,25 +117,13 @@ def _grouped(*args: Any, **kwargs: Any) -> Any:
     return torch.ops.aten._grouped_mm.default(*halves, **kwargs).to(args[0].dtype)
 
 
-def _filled(tensor: Tensor, *_: Any) -> Tensor:
-    """The tensor that values are copied into; torch gives another one where that changes their precision."""
-    return tensor
-
-
-def _read(tensor: Tensor, storage: torch.UntypedStorage) -> Tensor:
-    """A tensor of as many elements as a file's values have, which are an adapter's."""
-    return tensor.resize_(storage.nbytes() // tensor.element_size())
-
-
 INSTEAD: dict[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": _grouped,
-    "aten.copy_.default": _filled,
-    "aten.set_.source_Storage": _read,
-}
-"""Replacements for operations that fake tensors do not support, or that would seem to take memory, by their names."""
+    "aten.copy_.default": lambda tensor, *_: tensor,  # torch gives another where copying changes the precision
+    "aten.set_.source_Storage": lambda tensor, storage: tensor.resize_(storage.nbytes() // tensor.element_size()),
+}  # replacements for operations that fake tensors do not support, or that would seem to take memory, by their names
 _SCALAR = torch.ops.aten._local_scalar_dense.default
-_READ = (_SCALAR, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
-"""Operations that read values."""
+_READ = (_SCALAR, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)  # operations that read values
 _ONE: dict[torch.dtype, bool | int] = {torch.bool: True, torch.int64: 1, torch.int32: 1, torch.uint8: 1}
 
 
@@ -153,10 +137,8 @@ class _Given(NamedTuple):
     """Result of an operation for such arguments."""
 
     outputs: tuple[_Like, ...]
-    viewed: bool
-    """Whether they share the storage of the first argument."""
-    several: type | None
-    """Type of the container of several tensors; None for a single tensor."""
+    viewed: bool  # whether they share the storage of the first argument
+    several: type | None  # type of the container of several tensors; None for a single tensor
     nothing: bool = False
     """Whether it changes the values of its arguments and gives nothing; without outputs, others give the first."""
 
@@ -178,19 +160,16 @@ class Recall:
             return self._infer(func, args, kwargs)
         key, first = tuple(kinds), args[0] if args else None
         if (given := self._known.get(key)) is not None:
-            return self._made(given, first)
+            if not given.outputs:
+                return None if given.nothing else first
+            made = [self._tensor(like, first if given.viewed else None) for like in given.outputs]
+            return made[0] if given.several is None else given.several(made)
         address = _address(first)
         result = self._infer(func, args, kwargs)
         if key not in self._known:
             changed = isinstance(first, FakeTensor) and (_described(first), _address(first)) != (kinds[3], address)
             self._known[key] = None if changed else _given(result, args, kwargs)
         return result
-
-    def _made(self, given: _Given, first: Any) -> Any:
-        if not given.outputs:
-            return None if given.nothing else first
-        made = [self._tensor(like, first if given.viewed else None) for like in given.outputs]
-        return made[0] if given.several is None else given.several(made)
 
     def _tensor(self, like: _Like, viewed: FakeTensor | None) -> FakeTensor:
         shape, stride, offset, dtype, device = like
@@ -248,7 +227,7 @@ def _given(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Give
         return None
     theirs = {_address(each) for each in outputs}
     viewed = theirs == {_address(first)}
-    if not viewed and (len(theirs) < len(outputs) or theirs & set(_addresses((*args, *kwargs.values())))):
+    if not viewed and (len(theirs) < len(outputs) or theirs & set(map(_address, _tensors((*args, *kwargs.values()))))):
         return None
     likes = tuple(map(_described, outputs))
     if any(dtype.is_complex or (offset and not viewed) for _, _, offset, dtype, _ in likes):
@@ -260,18 +239,9 @@ def _address(value: Any) -> int | None:
     return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
 
 
-def _addresses(values: Sequence[Any]) -> list[int | None]:
-    """Addresses of the storages of tensors in nested lists."""
-    addresses = []
-    for value in values:
-        addresses += _addresses(value) if isinstance(value, (list, tuple)) else [_address(value)]
-    return [each for each in addresses if each is not None]
-
-
 FILLED = 2**24
 """Elements of a tensor that get values; the rest of a larger one stays as the system gives it, and takes no memory."""
-BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}
-"""Bytes of a packed weight's element."""
+BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}  # bytes of a packed weight's element
 
 
 def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:
@@ -403,18 +373,14 @@ def settle(model: nn.Module, blueprint: Backbone) -> None:
     """
     to_fake(model, backbones.device())
     if not any(isinstance(each, FakeTensor) for each in model.parameters()):
-        materialise(model)
+        # Fill the tensors of a model with small random numbers; of a large one, only its beginning (`FILLED`).
+        numbers = torch.randn(2**16) / 32
+        with torch.no_grad():
+            for tensor in chain(model.parameters(), model.buffers()):
+                if tensor.is_floating_point():
+                    flat = tensor.detach().reshape(-1)[:FILLED]
+                    flat.copy_(numbers.to(tensor).repeat(-(-len(flat) // len(numbers)))[: len(flat)])
+                elif tensor.dtype == torch.int64:
+                    tensor.zero_()
     if blueprint.weights in backbones.QUANTISED:
         pack(model, blueprint.weights, blueprint.compute)
-
-
-def materialise(model: nn.Module) -> None:
-    """Fill the tensors of a model with small random numbers; of a large one, only its beginning (`FILLED`)."""
-    numbers = torch.randn(2**16) / 32
-    with torch.no_grad():
-        for tensor in chain(model.parameters(), model.buffers()):
-            if tensor.is_floating_point():
-                flat = tensor.detach().reshape(-1)[:FILLED]
-                flat.copy_(numbers.to(tensor).repeat(-(-len(flat) // len(numbers)))[: len(flat)])
-            elif tensor.dtype == torch.int64:
-                tensor.zero_()

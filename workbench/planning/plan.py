@@ -22,12 +22,10 @@ from workbench.runs import units
 
 WORKSPACES = 2 * 2**25
 """Bytes of an accelerator that cuBLAS works in: 32 MiB (Hopper's) for each of the threads of both passes."""
-LAW_TOKENS = 20.0
-"""Tokens for each parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3)."""
+LAW_TOKENS = 20.0  # Tokens for each parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3).
 LAW_OPERATIONS = 6.0
 """Floating-point operations for each parameter and token (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
-_ALWAYS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
-"""Kinds of memory that the JSON names even where they are 0."""
+_ALWAYS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)  # kinds of memory that the JSON names even where they are 0
 MOST = 16
 """Members of a dry run at most: it takes time for each, and between two that are known bytes grow by the member."""
 
@@ -36,15 +34,11 @@ MOST = 16
 class MembersThatFit:
     """Members of a bank that a memory holds."""
 
-    count: int
-    """As many as fit; 0: not even one."""
-    each: float
-    """Bytes that one more takes, between the two dry runs with most."""
-    known: Mapping[int, int]
-    """Bytes of the dry runs, by their number of members."""
+    count: int  # as many as fit; 0: not even one
+    each: float  # bytes that one more takes, between the two dry runs with most
+    known: Mapping[int, int]  # bytes of the dry runs, by their number of members
     memory: int
-    seconds: Mapping[int, float] = field(default_factory=dict)
-    """Seconds of a step, by the number of members."""
+    seconds: Mapping[int, float] = field(default_factory=dict)  # seconds of a step, by the number of members
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -101,15 +95,11 @@ def _each(known: Mapping[int, int]) -> float:
 class Candidate:
     """One way to carry out a run, and what it would take."""
 
-    way: str
-    """How this plan differs from the configuration, in words."""
-    tokens: int
-    """In one forward pass on one device."""
-    needed: int
-    """Bytes of a device."""
+    way: str  # how this plan differs from the configuration, in words
+    tokens: int  # in one forward pass on one device
+    needed: int  # bytes of a device
     fits: bool
-    seconds: float
-    """Seconds of a step, without the time in which devices wait for each other."""
+    seconds: float  # seconds of a step, without the time in which devices wait for each other
 
 
 @dataclass(frozen=True)
@@ -226,8 +216,7 @@ class Plan:
         left = sharded_memory.left_at_first_bucket(self.contents, how)
         # FSDP2 fetches the next block while one is recomputed.
         recomputed = self.dry_run.at_recomputing if how.engine == "fsdp2" else 0
-        backward = max(round(self.dry_run.at_gradients * left), recomputed)
-        held_by_moment["backward"].device[ACTIVATIONS] = backward
+        held_by_moment["backward"].device[ACTIVATIONS] = max(round(self.dry_run.at_gradients * left), recomputed)
         return held_by_moment
 
     @property

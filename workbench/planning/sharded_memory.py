@@ -23,19 +23,15 @@ from workbench.training.distributed.sharding import blocks_apart
 from workbench.training.distributed.zero_offload import KEPT_ELEMENTS
 
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER = "weights", "masters", "gradients", "optimizer"
-BUCKETS = "buckets"
-"""Gradients on their way to other devices."""
-WAITING = "waiting gradients"
-"""What compressed gradients leave out."""
-GATHERED = "gathered weights"
-"""Shards of other devices that a layer needs at the moment."""
+BUCKETS = "buckets"  # gradients on their way to other devices
+WAITING = "waiting gradients"  # what compressed gradients leave out
+GATHERED = "gathered weights"  # shards of other devices that a layer needs at the moment
 
 Moment = Literal["forward", "backward", "last gradients", "step"]
 MOMENTS: tuple[Moment, ...] = ("forward", "backward", "last gradients", "step")
 """Moments of a step's last micro-batch: in `backward` its first gradients travel while most activations are held."""
 
-LIVE = 10**8
-"""With zero=3, elements that may be whole at once (stage3_max_live_parameters, stage3_max_reuse_distance)."""
+LIVE = 10**8  # with zero=3, elements that may be whole at once (stage3_max_live_parameters, stage3_max_reuse_distance)
 SWAPPED_AT_ONCE = 4
 """Tensors of the optimizer that are in the host's memory at once, of those that wait on disk (buffer_count)."""
 
@@ -87,10 +83,8 @@ class HeldBytes:
     """Bytes by what they are for."""
 
     device: dict[str, int] = field(default_factory=dict)
-    host: dict[str, int] = field(default_factory=dict)
-    """Bytes of one device's share."""
-    disk: dict[str, int] = field(default_factory=dict)
-    """Bytes of one device's share."""
+    host: dict[str, int] = field(default_factory=dict)  # bytes of one device's share
+    disk: dict[str, int] = field(default_factory=dict)  # bytes of one device's share
 
     def put(self, place: Place, name: str, size: float) -> None:
         """Count `size` more bytes at a place; `none` is the device."""
@@ -102,12 +96,8 @@ class HeldBytes:
 def states(
     contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment = "backward", passes: int = 1
 ) -> HeldBytes:
-    """Bytes of a model's state on one of `devices`, and outside of them, without activations.
-
-    Args:
-        moment: Of a step.
-        passes: Micro-batches of a step on one device.
-    """
+    """Bytes of a model's state on one of `devices`, and outside of them, without activations. `moment`: of a step.
+    `passes`: Micro-batches of a step on one device."""
     assert how.zero != "auto", "which stage is for the solver to say"
     if how.engine == "fsdp2":
         under = _under_whole_adapters if contents.apart else _fully_sharded
@@ -284,20 +274,16 @@ def _under_whole_adapters(
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes and operations a second of a usual machine of its kind; what is measured here replaces `flops`."""
+    """Bytes a second of a usual machine of its kind."""
 
-    flops: float
-    link: float
-    """Bytes between devices."""
-    host: float
-    """Bytes between a device and the host's memory."""
-    update: float
-    """Bytes of the host's memory, where it takes the optimizer's step."""
+    link: float  # bytes between devices
+    host: float  # bytes between a device and the host's memory
+    update: float  # bytes of the host's memory, where it takes the optimizer's step
     disk: float
 
 
-ACCELERATOR = Rates(flops=1e14, link=5e10, host=1.2e10, update=2e10, disk=2e9)
-CPU = Rates(flops=1e11, link=2e9, host=1e10, update=1e10, disk=1e9)
+ACCELERATOR = Rates(link=5e10, host=1.2e10, update=2e10, disk=2e9)
+CPU = Rates(link=2e9, host=1e10, update=1e10, disk=1e9)
 
 
 _SENT = {"none": 1.0, "bfloat16": 0.5, "float16": 0.5, "powersgd": 0.0, "int4": 0.125}

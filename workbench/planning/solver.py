@@ -38,26 +38,21 @@ from workbench.training.distributed import layout_checks
 
 PlanMaker = Callable[[RunConfig], Plan]
 """From a configuration to its plan: that of recipes/verbs/plans/plan.py with devices and memory given."""
-Timing = Callable[[Plan], Timed]
-"""From a plan to the seconds of a step on a device."""
+Timing = Callable[[Plan], Timed]  # from a plan to the seconds of a step on a device
 
 PROBES, WORTH = 5, 1.1
 """Micro-batch sizes that are tried at most to fill the memory, and how many times larger each has to be."""
-SHARES = (0.25, 0.5, 0.75)
-"""Shares of the blocks that are recomputed whole, besides none and all."""
-SHORTER = (0.75, 0.5, 0.25, 0.125)
-"""Shares of the longest row that are tried where nothing fits."""
+SHARES = (0.25, 0.5, 0.75)  # shares of the blocks that are recomputed whole, besides none and all
+SHORTER = (0.75, 0.5, 0.25, 0.125)  # shares of the longest row that are tried where nothing fits
 
 
 @dataclass(frozen=True)
 class SolverChoice:
     """The decision of the solver."""
 
-    config: RunConfig
-    """With every `auto` that was decided."""
+    config: RunConfig  # with every `auto` that was decided
     plan: Plan
-    cure: str | None = None
-    """Where nothing fits, the smallest change after which something would."""
+    cure: str | None = None  # where nothing fits, the smallest change after which something would
 
     def require(self) -> SolverChoice:
         """Itself; raises ConfigError where nothing fits."""
@@ -67,11 +62,8 @@ class SolverChoice:
 
 
 def choose(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverChoice:
-    """The fastest way that fits, or the one that takes least and what would have to change.
-
-    Raises:
-        WorkbenchError: the run would be refused, whatever the memory.
-    """
+    """The fastest way that fits, or the one that takes least and what would have to change. Raises WorkbenchError: the
+    run would be refused, whatever the memory."""
     first: list[Plan] = []
 
     def steady(config: RunConfig) -> Plan:
@@ -211,11 +203,8 @@ class _Solver:
         return _Way(_with(config, "batch", tokens_per_device=plan.tokens_per_device), plan, confirmed)
 
     def _plan(self, config: RunConfig, tokens: int | str, *, tried: bool = False) -> Plan:
-        """With what devices hold and wait for in the layout of `config`.
-
-        Args:
-            tried: By a dry run of its own, not between those of none and of all blocks.
-        """
+        """With what devices hold and wait for in the layout of `config`. `tried`: by a dry run of its own, not between
+        those of none and of all blocks."""
         between = self._config.train.checkpointing == "auto" and config.train.checkpointing in SHARES and not tried
         dry_plan = self._between_blocks(config, tokens) if between else self._dry_plan(config, tokens)
         plan = replace(dry_plan, distributed=config.distributed)
@@ -263,10 +252,7 @@ def _key(config: RunConfig, tokens: int | str) -> tuple[object, ...]:
 
 def _fitting(low: Plan, high: Plan, *, most: float = 1.0) -> int:
     """Tokens of a forward pass that would fit, between one that does and one that does not, if bytes grew evenly.
-
-    Args:
-        most: Of the way between them, as a share.
-    """
+    `most`: of the way between them, as a share."""
     share = min(most, (high.memory - low.needed) / (high.needed - low.needed))
     return low.tokens_per_device + int(share * (high.tokens_per_device - low.tokens_per_device))
 

@@ -31,39 +31,25 @@ from workbench.planning.counters import Operations
 from workbench.planning.dry_trainings import Training
 from workbench.runs import process_memory
 
-SECONDS = 3.0
-"""Time budget for timing one plan, building its models not counted; a slow plan may take longer."""
-NARROW = (4, 2 / 3)
-"""Depth of the deeper of two narrower models, and the part of the time budget that both get."""
-PASSES = (3, 24)
-"""Micro-batches that each model is timed on, at least and at most."""
-STEPS = 64
-"""Steps of the run from which micro-batches are taken."""
-WIDTH = 1024
-"""Wider backbones are built about this narrow: matrix products of this width already run at full speed."""
-WHOLE = 400_000_000
-"""Parameters of the largest model that is built."""
+SECONDS = 3.0  # time budget for timing one plan, building its models not counted; a slow plan may take longer
+NARROW = (4, 2 / 3)  # depth of the deeper of two narrower models, and the part of the time budget that both get
+PASSES = (3, 24)  # micro-batches that each model is timed on, at least and at most
+STEPS = 64  # steps of the run from which micro-batches are taken
+WIDTH = 1024  # wider backbones are built about this narrow: matrix products of this width already run at full speed
+WHOLE = 400_000_000  # parameters of the largest model that is built
 DEPTHS = (
     *("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers", "n_layer"),
     "n_layers",
-)
-"""Settings of a model's configuration that count its blocks."""
-WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads")
-"""Settings that shrink with a narrower block."""
-ROOFLINE_SECONDS = 0.1
-"""For measuring each rate of the device, about."""
+)  # settings of a model's configuration that count its blocks
+WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads")  # settings that shrink with a narrower block
+ROOFLINE_SECONDS = 0.1  # for measuring each rate of the device, about
 ROWS, MATRIX, LARGE = 256, 1024, 8192
 """Rows and width of the matrices that are multiplied, about those of a block; both of an accelerator's."""
-READ, LARGE_READ = 2**27, 2**30
-"""Bytes that are read: more than caches hold; on an accelerator."""
-ACCELERATOR_FLOPS = 1e14
-"""Operations a second that are assumed of an accelerator that this machine lacks."""
-COUNTED_STEPS = 500
-"""Steps whose micro-batches are counted; later ones are taken to be alike."""
-ERROR = 0.15
-"""Relative error of the time of a step, besides the spread of the timed micro-batches."""
-READS = 2
-"""Times that a micro-batch reads every weight: forward and backward."""
+READ, LARGE_READ = 2**27, 2**30  # bytes that are read: more than caches hold; on an accelerator
+ACCELERATOR_FLOPS = 1e14  # operations a second that are assumed of an accelerator that this machine lacks
+COUNTED_STEPS = 500  # steps whose micro-batches are counted; later ones are taken to be alike
+ERROR = 0.15  # relative error of the time of a step, besides the spread of the timed micro-batches
+READS = 2  # times that a micro-batch reads every weight: forward and backward
 
 Clock = Callable[[], float]
 
@@ -71,10 +57,8 @@ Clock = Callable[[], float]
 class Roofline(NamedTuple):
     """Rates that no step exceeds."""
 
-    flops: float
-    """Floating-point operations a second of a matrix product."""
-    bandwidth: float
-    """Bytes a second that are read from memory."""
+    flops: float  # floating-point operations a second of a matrix product
+    bandwidth: float  # bytes a second that are read from memory
 
 
 def roofline(device: torch.device, dtype: torch.dtype, *, clock: Clock = time.perf_counter) -> Roofline:
@@ -111,10 +95,8 @@ def synchronize(device: torch.device) -> None:
 class Small:
     """How a backbone is cut down for timing."""
 
-    blocks: int
-    """Blocks in each stack."""
-    narrower: int = 1
-    """Divisor of the widths; the matrix products of a block shrink by its square."""
+    blocks: int  # blocks in each stack
+    narrower: int = 1  # divisor of the widths; the matrix products of a block shrink by its square
 
 
 Build = Callable[[Small], AbstractContextManager[Training]]
@@ -125,32 +107,23 @@ Build = Callable[[Small], AbstractContextManager[Training]]
 class Subject:
     """The full model and run that the small models stand for."""
 
-    depth: int
-    """Blocks of each stack of the backbone."""
-    narrower: int
-    """Divisor of the widths of the models that are built."""
+    depth: int  # blocks of each stack of the backbone
+    narrower: int  # divisor of the widths of the models that are built
     parameters: int
     trainable: int
-    flops: float
-    """Operations of its largest micro-batch."""
-    dtype: torch.dtype
-    """Type that matrix products run in."""
-    packed: bool
-    """Whether weights are unpacked in every pass, in time proportional to their size."""
+    flops: float  # operations of its largest micro-batch
+    dtype: torch.dtype  # type that matrix products run in
+    packed: bool  # whether weights are unpacked in every pass, in time proportional to their size
 
 
 @dataclass(frozen=True)
 class Measured:
     """Measured seconds of one device's work in a run."""
 
-    token: float
-    """Seconds for each token of a micro-batch, padding included."""
-    error: float
-    """Standard error of these seconds."""
-    update: float
-    """Seconds of the optimizer's step, for all parameters that train."""
-    flops: float
-    """Operations for each token."""
+    token: float  # seconds for each token of a micro-batch, padding included
+    error: float  # standard error of these seconds
+    update: float  # seconds of the optimizer's step, for all parameters that train
+    flops: float  # operations for each token
     machine: Roofline
 
 
@@ -208,8 +181,7 @@ class _Timed:
         self.batches = sorted(chain.from_iterable(islice(fit.micro_batches(), STEPS)), key=self.tokens)
         fit.freezer.follow(step=0, share=0.0)
         shortest = self.batches[0][:1]
-        self.flops = 0.0
-        """Floating-point operations of one token, forward and backward."""
+        self.flops = 0.0  # floating-point operations of one token, forward and backward
         for step, part in fit.kinds.items():
             with Operations() as counted:
                 fit.backward(shortest, step=step)
@@ -259,8 +231,7 @@ class Rate(NamedTuple):
     error: float
 
 
-Samples = list[tuple[int, float]]
-"""Tokens and seconds of micro-batches."""
+Samples = list[tuple[int, float]]  # tokens and seconds of micro-batches
 
 
 def _samples(timed: Sequence[_Timed], flops: float, clock: Clock, seconds: float) -> list[Samples]:
@@ -306,10 +277,7 @@ def _rate(samples: Samples) -> Rate:
 
 def narrowing(hub: PretrainedConfig, *, parts: int = 1) -> int:
     """By how many times a backbone is built narrower; 1 where its shape does not allow it, or it is a single block.
-
-    Args:
-        parts: Tensor-parallel parts into which heads and features are cut.
-    """
+    `parts`: Tensor-parallel parts into which heads and features are cut."""
     text: Any = anatomy.body_config(hub)
     factor = 1
     is_grouped = isinstance(getattr(text, "num_key_value_heads", None), int)
@@ -357,8 +325,7 @@ def smaller(model: ModelConfig, hub: PretrainedConfig, small: Small, folder: Pat
     return model.model_copy(update={"id": str(folder)})
 
 
-Measure = Callable[[Clock, float], Measured]
-"""Measures with a clock for so many seconds."""
+Measure = Callable[[Clock, float], Measured]  # measures with a clock for so many seconds
 
 
 @dataclass(frozen=True)
@@ -391,8 +358,7 @@ class Timed:
     seconds: float
     low: float
     high: float
-    once: float = 0.0
-    """Seconds before the first step, in which a model reads rows."""
+    once: float = 0.0  # seconds before the first step, in which a model reads rows
 
 
 def work(fit: Training, **others: Any) -> StepWork:

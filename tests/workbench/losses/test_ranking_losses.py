@@ -141,7 +141,7 @@ def test_given_scores_are_probabilities_or_numbers() -> None:
     cross = -sum(p * math.log(sigmoid(s)) + (1 - p) * math.log(1 - sigmoid(s)) for s, p in pairs)
     assert ranking_losses.binary_of_scores(SCORE_BC[:, 0], WANTED_B).item() == pytest.approx(cross, rel=1e-12)
     squared = sum((s - p) ** 2 for s, p in pairs)
-    assert ranking_losses.squared_error_of_scores(SCORE_BC[:, 0], WANTED_B).item() == pytest.approx(squared, rel=1e-12)
+    assert ranking_losses.squared_difference(SCORE_BC[:, 0], WANTED_B).item() == pytest.approx(squared, rel=1e-12)
 
 
 def test_equal_scores_cost_what_chance_does() -> None:
@@ -154,7 +154,7 @@ ALL: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": partial(ranking_losses.listwise_softmax, temperature=0.5),
     "binary": ranking_losses.binary_candidates,
     "binary of scores": lambda score_BC: ranking_losses.binary_of_scores(score_BC[:, 0], WANTED_B),
-    "squared": lambda score_BC: ranking_losses.squared_error_of_scores(score_BC[:, 0], WANTED_B),
+    "squared": lambda score_BC: ranking_losses.squared_difference(score_BC[:, 0], WANTED_B),
 }
 
 

@@ -112,7 +112,7 @@ def test_gradients_of_whole_adapters_wait_where_a_step_has_several_passes() -> N
 
 COUNT = 24_000
 CONTENTS = Contents(trained=(COUNT,), element=4)
-LINK_ALONE = Rates(flops=1.0, link=1.0, host=1.0, update=1.0, disk=1.0)
+LINK_ALONE = Rates(link=1.0, host=1.0, update=1.0, disk=1.0)
 
 
 def sent(devices: int, passes: int, **settings: Any) -> float:

@@ -25,8 +25,7 @@ from workbench.data.text.quality import cleaning, rules
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import ConfigError, DataError
 
-LEAST_ROWS = 2
-"""A row has nothing to be told from in a batch of its own."""
+LEAST_ROWS = 2  # a row has nothing to be told from in a batch of its own
 
 
 class PairSources(NamedTuple):
@@ -35,8 +34,7 @@ class PairSources(NamedTuple):
     train: PairSource
     held_out: PairSource
     test: PairSource | None
-    cleaning: Cleaning | None
-    """Training rows that `data.clean` left out; None where it has no rule."""
+    cleaning: Cleaning | None  # training rows that `data.clean` left out; None where it has no rule
 
     def encoded(self, encode: Callable[[PairSource], PairSet]) -> Splits[PairSet]:
         """The splits as a model reads them."""
@@ -45,12 +43,8 @@ class PairSources(NamedTuple):
 
 
 def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[PairSet]:
-    """Read and split; refuses rows with nothing to learn or to measure.
-
-    Raises:
-        ConfigError: The loss is not for rows of this form.
-        DataError: Rows are malformed, too few, or on both sides.
-    """
+    """Read and split; refuses rows with nothing to learn or to measure. Raises ConfigError: the loss is not for rows of
+    this form; DataError: rows are malformed, too few, or on both sides."""
     sources = split(config, lambda train: _require_loss(config, train))
     train = sources.train
     if len(train.records) < LEAST_ROWS:
@@ -71,11 +65,8 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[PairSe
 
 
 def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSources:
-    """Read the rows of all splits, which share no text.
-
-    Args:
-        require: Refuses training rows from which the recipe cannot learn.
-    """
+    """Read the rows of all splits, which share no text. `require`: refuses training rows from which the recipe cannot
+    learn."""
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     data = config.data
     sets = dict[str, PairSource]()  # the form of the rows of all sources is that of the first
@@ -111,8 +102,14 @@ def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSourc
             )
         alone = int((~has_N).sum())
         train = train.subset(has_N, f"{alone} rows whose class has no other text") if alone else train
+        known = {record.label for record in train.records}
         for other in scored:
-            _require_classes(train, other)
+            for record in other.records:
+                if record.label not in known:
+                    raise DataError(
+                        f"{record.place}: no training row has the class `{record.label}`, so no neighbour can be "
+                        "right. Leave the row out, or give training rows of its class."
+                    )
     return PairSources(
         train, pair_records.joined(held_out), pair_records.joined(test) if test else None, cleaning=left_out
     )
@@ -125,15 +122,12 @@ def _cleaned(train: PairSource, data: DataConfig) -> tuple[PairSource, Cleaning 
     """
     if not data.clean:
         return train, None
-    files, rows = (
-        data.training_files.values(),
-        [rules.row_text_of_texts(each.place, each.texts) for each in train.records],
-    )
+    files = data.training_files.values()
+    rows = [rules.row_text_of_texts(each.place, each.texts) for each in train.records]
     counts = np.bincount(train.source_N, minlength=len(files)) if train.sources else [len(rows)]
     left = iter(rows)
     parts = [list(itertools.islice(left, count)) for count in counts]
-    read = [(own.train, part) for own, part in zip(files, parts, strict=True)]
-    reports = cleaning.clean_sources(read, data.clean)
+    reports = cleaning.clean_sources([(own.train, part) for own, part in zip(files, parts, strict=True)], data.clean)
     kept = [report.kept([row.place for row in part]) for report, part in zip(reports, parts, strict=True)]
     return train.subset(np.concatenate(kept)), cleaning.join_cleanings(reports, [""] * len(reports))
 
@@ -241,13 +235,3 @@ def _without_partners(train: PairSource) -> set[str]:
     for record in train.records:
         texts.setdefault(record.label, set()).add(record.texts[0])
     return {label for label, own in texts.items() if len(own) == 1}
-
-
-def _require_classes(train: PairSource, other: PairSource) -> None:
-    known = {record.label for record in train.records}
-    for record in other.records:
-        if record.label not in known:
-            raise DataError(
-                f"{record.place}: no training row has the class `{record.label}`, so no neighbour can be right. "
-                "Leave the row out, or give training rows of its class."
-            )

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +21,9 @@ from workbench.data.text.formats import renamed
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
-PASSAGES = ("passage", "positive", "sentence2")
-"""Columns of texts that are found; any other text finds."""
+PASSAGES = ("passage", "positive", "sentence2")  # columns of texts that are found; any other text finds
 QUERIES = ("text", "query", "anchor", "sentence1")
-LISTED = "passages"
-"""Column of several passages that are scored for one query."""
+LISTED = "passages"  # column of several passages that are scored for one query
 
 
 class PairRecord(NamedTuple):
@@ -87,15 +84,9 @@ def joined(sets: Mapping[str, PairSource]) -> PairSource:
 
 
 def read(source: str, config: DataConfig, *, limit: int | None = None, form: Form | None = None) -> PairSource:
-    """Read the rows of a file, a folder or a hub data set.
-
-    Args:
-        limit: Rows to read; None for all.
-        form: The form that they must have; None: the one that their columns tell.
-
-    Raises:
-        DataError: As `convert_rows`; or no form fits the columns.
-    """
+    """Read the rows of a file, a folder or a hub data set. Raises DataError: as `convert_rows`; or no form fits the
+    columns. `limit`: rows to read; None for all. `form`: the form that they must have; None: the one that their columns
+    tell."""
     forms: list[Form] = []
 
     def converter(first: RawRow) -> Callable[[RawRow], PairRecord]:
@@ -106,11 +97,10 @@ def read(source: str, config: DataConfig, *, limit: int | None = None, form: For
                 f"{', '.join(COLUMNS[form or own])}, or write data.columns with their names."
             )
         forms.append(own)
-        return partial(_record, form=own, columns=config.columns)
+        return lambda row: _record(row, own, renamed(row.columns, config.columns))
 
     skipped: list[str] = []
-    refuse = config.on_bad_row == "refuse"
-    records = tuple(convert_rows(source, converter, refuse=refuse, skipped=skipped, limit=limit))
+    records = tuple(convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped, limit=limit))
     return PairSource(source, fingerprint(source), forms[0], records, tuple(skipped))
 
 
@@ -141,8 +131,7 @@ def _form(source: str, row: RawRow, renames: Mapping[str, str]) -> Form:
     )
 
 
-def _record(row: RawRow, *, form: Form, columns: Mapping[str, str]) -> PairRecord:
-    values = renamed(row.columns, columns)
+def _record(row: RawRow, form: Form, values: Mapping[str, Any]) -> PairRecord:
     if form == "labelled":
         value = values.get("label")
         if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
@@ -150,24 +139,21 @@ def _record(row: RawRow, *, form: Form, columns: Mapping[str, str]) -> PairRecor
         return PairRecord(row.place, (_text(values, "text"),), label=str(value))
     if form == "scored":
         sentences = (_text(values, "sentence1"), _text(values, "sentence2"))
-        return PairRecord(row.place, sentences, score=_score(values.get("score")))
+        value = values.get("score")
+        if (score := finite(value)) is None:
+            raise DataError(f"`score` must be a number, found {excerpt(value)}.")
+        return PairRecord(row.place, sentences, score=score)
     anchor, positive = _text(values, "anchor"), _text(values, "positive")
     if normalised(anchor) == normalised(positive):
         raise DataError("`anchor` and `positive` are the same text, which teaches nothing. Leave the row out.")
-    negatives = _negatives(values)
+    negatives = [] if values.get(NEGATIVE) is None else [_text(values, NEGATIVE)]
+    if (more := values.get(NEGATIVES)) is not None:
+        if not isinstance(more, list):
+            raise DataError(f"`{NEGATIVES}` must be a list of texts, found {excerpt(more)}. Write [{excerpt(more)}].")
+        negatives += [_text({NEGATIVES: each}, NEGATIVES) for each in more]
     if normalised(positive) in map(normalised, negatives):
         raise DataError("its positive is among its negatives. Leave it out of them.")
     return PairRecord(row.place, (anchor, positive, *negatives))
-
-
-def _negatives(values: Mapping[str, Any]) -> list[str]:
-    negatives = [] if values.get(NEGATIVE) is None else [_text(values, NEGATIVE)]
-    more = values.get(NEGATIVES)
-    if more is None:
-        return negatives
-    if not isinstance(more, list):
-        raise DataError(f"`{NEGATIVES}` must be a list of texts, found {excerpt(more)}. Write [{excerpt(more)}].")
-    return negatives + [_text({NEGATIVES: each}, NEGATIVES) for each in more]
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
@@ -179,12 +165,6 @@ def _text(values: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _score(value: Any) -> float:
-    if (score := finite(value)) is None:
-        raise DataError(f"`score` must be a number, found {excerpt(value)}.")
-    return score
-
-
 class AskedPassages(NamedTuple):
     """A query, and passages that are to be scored for it."""
 
@@ -194,14 +174,9 @@ class AskedPassages(NamedTuple):
 
 
 def read_asked(source: str, config: DataConfig, skipped: list[str]) -> list[AskedPassages]:
-    """Queries of a file with their passages: a text in one of PASSAGES, or a list in `passages`.
-
-    Args:
-        skipped: Place and reason of every skipped row are appended.
-
-    Raises:
-        DataError: As `convert_rows`; or no column is one of QUERIES, or none is of passages.
-    """
+    """Queries of a file with their passages: a text in one of PASSAGES, or a list in `passages`. Raises DataError: as
+    `convert_rows`; or no column is one of QUERIES, or none is of passages. `skipped`: place and reason of every skipped
+    row are appended."""
 
     def converter(first: RawRow) -> Callable[[RawRow], AskedPassages]:
         columns = renamed(first.columns, config.columns)
@@ -214,19 +189,20 @@ def read_asked(source: str, config: DataConfig, skipped: list[str]) -> list[Aske
                 f"{source}: has none of the columns {missing} among {there}. "
                 "Write data.columns='{query: NAME, passage: NAME}' with their names."
             )
-        return partial(_asked, query=queries[0], passages=passages[0], columns=config.columns)
+
+        def asked(row: RawRow) -> AskedPassages:
+            values = renamed(row.columns, config.columns)
+            if passages[0] != LISTED:
+                return AskedPassages(row.place, _text(values, queries[0]), (_text(values, passages[0]),))
+            listed = values.get(LISTED)
+            if not isinstance(listed, list) or not listed:
+                raise DataError(f"`{LISTED}` must be a list of texts, found {excerpt(listed)}.")
+            texts = tuple(_text({LISTED: each}, LISTED) for each in listed)
+            return AskedPassages(row.place, _text(values, queries[0]), texts)
+
+        return asked
 
     return list(convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped))
-
-
-def _asked(row: RawRow, *, query: str, passages: str, columns: Mapping[str, str]) -> AskedPassages:
-    values = renamed(row.columns, columns)
-    if passages != LISTED:
-        return AskedPassages(row.place, _text(values, query), (_text(values, passages),))
-    listed = values.get(LISTED)
-    if not isinstance(listed, list) or not listed:
-        raise DataError(f"`{LISTED}` must be a list of texts, found {excerpt(listed)}.")
-    return AskedPassages(row.place, _text(values, query), tuple(_text({LISTED: each}, LISTED) for each in listed))
 
 
 class GivenText(NamedTuple):
@@ -237,14 +213,9 @@ class GivenText(NamedTuple):
 
 
 def read_texts(source: str, config: DataConfig, skipped: list[str]) -> tuple[list[GivenText], bool]:
-    """Texts of a file that are to be embedded, and whether their column says that they are passages.
-
-    Args:
-        skipped: Place and reason of every skipped row are appended.
-
-    Raises:
-        DataError: As `convert_rows`; or no column is one of QUERIES or PASSAGES.
-    """
+    """Texts of a file that are to be embedded, and whether their column says that they are passages. Raises DataError:
+    as `convert_rows`; or no column is one of QUERIES or PASSAGES. `skipped`: place and reason of every skipped row are
+    appended."""
     chosen: list[str] = []
 
     def converter(first: RawRow) -> Callable[[RawRow], GivenText]:
@@ -259,6 +230,5 @@ def read_texts(source: str, config: DataConfig, skipped: list[str]) -> tuple[lis
         chosen.append(names[0])
         return lambda row: GivenText(row.place, _text(renamed(row.columns, config.columns), names[0]))
 
-    rows = convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped)
-    texts = list(rows)
+    texts = list(convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped))
     return texts, chosen[0] in PASSAGES

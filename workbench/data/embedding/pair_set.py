@@ -30,20 +30,16 @@ from workbench.errors import DataError
 class TextUnits:
     """Different texts with their tokens."""
 
-    texts: tuple[str, ...]
-    """With the instruction before each."""
+    texts: tuple[str, ...]  # with the instruction before each
     tokens: tuple[Indices, ...]
-    cut: tuple[bool, ...]
-    """Whether each was cut to data.max_tokens."""
+    cut: tuple[bool, ...]  # whether each was cut to data.max_tokens
 
     @property
     def truncated(self) -> int:
-        """Number of texts that were cut."""
         return sum(self.cut)
 
     @cached_property
     def lengths(self) -> Indices:
-        """Tokens of each text."""
         return np.asarray([len(each) for each in self.tokens], dtype=np.int64)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
@@ -66,16 +62,11 @@ class TextUnits:
         return TextUnits(tuple(texts), tuple(tokens), tuple(cut))
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
-        """The tokens of each text."""
         return iter(self.tokens)
 
 
 def units(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int) -> TextUnits:
-    """The texts with their tokens, cut on the right.
-
-    Raises:
-        DataError: A text has no token.
-    """
+    """The texts with their tokens, cut on the right. Raises DataError: a text has no token."""
     encoded = tokenizer(list(texts), verbose=False)["input_ids"] if texts else []
     cut = tokenizer(list(texts), truncation=True, max_length=max_tokens, verbose=False)["input_ids"] if texts else []
     for text, ids in zip(texts, cut, strict=True):
@@ -86,11 +77,8 @@ def units(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, max_token
 
 
 def raw_units(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> TextUnits:
-    """The texts with their own tokens alone, whole, without those that a model puts around them.
-
-    Raises:
-        DataError: A text has no token.
-    """
+    """The texts with their own tokens alone, whole, without those that a model puts around them. Raises DataError: a
+    text has no token."""
     encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []
     for text, ids in zip(texts, encoded, strict=True):
         if not ids:
@@ -114,8 +102,7 @@ class BatchTexts(NamedTuple):
     anchor_B: Indices
     positive_B: Indices
     negative_M: Indices
-    owner_M: Indices
-    """Place in the batch of the row that each negative belongs to."""
+    owner_M: Indices  # place in the batch of the row that each negative belongs to
 
     @property
     def every(self) -> Indices:
@@ -159,7 +146,6 @@ class PairSet(WholeRows):
         return len(self.records)
 
     def place(self, index: int) -> str:
-        """File and row that row `index` came from."""
         return self.records[index].place
 
     @cached_property
@@ -303,8 +289,7 @@ class PairSet(WholeRows):
 
     def with_negatives(self, more: list[Indices]) -> PairSet:
         """The same rows with further negatives of each, after those that were given."""
-        both = [np.concatenate(pair) for pair in zip(self.negatives, more, strict=True)]
-        return replace(self, negatives=tuple(both))
+        return replace(self, negatives=tuple(np.concatenate(pair) for pair in zip(self.negatives, more, strict=True)))
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""

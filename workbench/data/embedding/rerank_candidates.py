@@ -6,9 +6,10 @@ micro-batch, L padded length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,10 @@ from workbench.data.embedding.pair_records import PairSource
 from workbench.data.embedding.pair_set import PairSet, TextUnits
 from workbench.data.held_out_split import Splits
 from workbench.data.rows import excerpt
-from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import ConfigError, DataError
 
-TYPES = "token_type_ids"
-"""Input by which BERT knows which of two texts a token is of."""
-LEAST_ROOM = 8
-"""Tokens of a passage that must be left beside every query."""
+TYPES = "token_type_ids"  # input by which BERT knows which of two texts a token is of
+LEAST_ROOM = 8  # tokens of a passage that must be left beside every query
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +55,7 @@ class PairTokenizer:
         return np.minimum(self.whole(query, passage), self.max_tokens)
 
     def require_room(self, units: TextUnits, queries: Indices) -> None:
-        """Refuse a query beside which hardly anything of a passage is read.
-
-        Raises:
-            DataError: There is one.
-        """
+        """Refuse a query beside which hardly anything of a passage is read. Raises DataError: there is one."""
         left = self.max_tokens - self.special - units.lengths[queries]
         if len(left) and left.min() < LEAST_ROOM:
             unit = int(queries[left.argmin()])
@@ -104,7 +98,6 @@ class PairedTexts:
 
     @cached_property
     def lengths(self) -> Indices:
-        """Tokens of each pair."""
         length_U = self.units.lengths
         return self.joins.lengths(length_U[self.query_P], length_U[self.passage_P])
 
@@ -116,11 +109,9 @@ class PairedTexts:
         )
 
     def take(self, indices: Indices) -> PairedTexts:
-        """The pairs `indices`."""
         return PairedTexts(self.units, self.joins, self.query_P[indices], self.passage_P[indices])
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
-        """The tokens of both texts of each pair."""
         tokens = self.units.tokens
         for query, passage in zip(self.query_P, self.passage_P, strict=True):
             yield np.concatenate([tokens[query], [-1], tokens[passage]])
@@ -133,16 +124,12 @@ Mask = npt.NDArray[np.bool_]
 class CandidateSet(WholeRows):
     """Rows with their candidates; see `workbench.data.batching.Examples`."""
 
-    pairs: PairSet
-    """Rows with their texts, whose tokens are bare and whole."""
+    pairs: PairSet  # rows with their texts, whose tokens are bare and whole
     joins: PairTokenizer
-    negatives: int
-    """Negatives of each row; 0 where rows are scored."""
+    negatives: int  # negatives of each row; 0 where rows are scored
     seed: int = 0
-    epoch: int = 0
-    """Pass over the rows, in which negatives are drawn anew."""
-    drawn_NC: Indices | None = None
-    """Candidates that are no longer drawn; None: those of the pass."""
+    epoch: int = 0  # pass over the rows, in which negatives are drawn anew
+    drawn_NC: Indices | None = None  # candidates that are no longer drawn; None: those of the pass
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -157,10 +144,8 @@ class CandidateSet(WholeRows):
         """Candidates of each row, by the numbers of their texts.
 
         Negatives are those of the row, or so many of them, and for the rest passages of the set at random: where the
-        set is the batch these are in-batch negatives, which here depend on no batch.
-
-        Raises:
-            DataError: A row has too few.
+        set is the batch these are in-batch negatives, which here depend on no batch. Raises DataError: a row has too
+        few.
         """
         if self.drawn_NC is not None:
             return self.drawn_NC
@@ -233,38 +218,12 @@ class CandidateSet(WholeRows):
         length_U, pairs = self.pairs.units.lengths, self.all_pairs
         return int((self.joins.whole(length_U[pairs.query_P], length_U[pairs.passage_P]) > pairs.lengths).sum())
 
-    @property
-    def source(self) -> str:
-        """File, folder or hub data set of the rows."""
-        return self.pairs.source
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the file."""
-        return self.pairs.fingerprint
-
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        """Rows that were left out, each with its reason."""
-        return self.pairs.skipped
-
-    @property
-    def cleaning(self) -> Cleaning | None:
-        """Rows that `data.clean` left out."""
-        return self.pairs.cleaning
-
-    @property
-    def sources(self) -> Collection[str]:
-        """Names of the sets that rows are from; empty where there is one."""
-        return self.pairs.sources
-
-    @property
-    def source_N(self) -> Indices:
-        """Number of the set of each row, where there are several."""
-        return self.pairs.source_N
+    source, fingerprint, skipped, cleaning, sources, source_N = (
+        property(attrgetter(f"pairs.{name}"))
+        for name in ("source", "fingerprint", "skipped", "cleaning", "sources", "source_N")
+    )  # as the rows have them; see `PairSet`
 
     def place(self, index: int) -> str:
-        """File and row that row `index` came from."""
         return self.pairs.place(index)
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> CandidateSet:
@@ -296,12 +255,9 @@ class CandidateSet(WholeRows):
 class Ranking:
     """Queries, and the candidates that are ranked for each."""
 
-    row_Q: Indices
-    """A row that each is the query of."""
-    passages: list[Indices]
-    """Candidates of each query, ascending."""
-    relevant: list[Mask]
-    """Which of them belong to it."""
+    row_Q: Indices  # a row that each is the query of
+    passages: list[Indices]  # candidates of each query, ascending
+    relevant: list[Mask]  # which of them belong to it
 
 
 def ranking(rows: CandidateSet, *, candidates: int) -> Ranking:
@@ -316,18 +272,14 @@ def ranking(rows: CandidateSet, *, candidates: int) -> Ranking:
         belong = np.unique(pairs.positive_N[own])
         given = np.concatenate([rows.passage_NC[own].ravel(), *(pairs.negatives[each] for each in own)])
         known = np.union1d(belong, given)
-        more = rows.others(row, candidates - len(known), generator, but=known)
-        passages.append(np.union1d(known, more))
+        passages.append(np.union1d(known, rows.others(row, candidates - len(known), generator, but=known)))
         relevant.append(np.isin(passages[-1], belong))
     return Ranking(first_Q, passages, relevant)
 
 
 def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[CandidateSet]:
-    """Read and split; refuses rows with nothing to learn or to measure.
-
-    Raises:
-        ConfigError: The loss is not for rows of this form.
-        DataError: Rows are malformed, on both sides, or have no negatives; a query leaves no passage beside it.
+    """Read and split; refuses rows with nothing to learn or to measure. Raises ConfigError: the loss is not for rows of
+    this form; DataError: rows are malformed, on both sides, or have no negatives; a query leaves no passage beside it.
     """
     section = config.rerank
     sources = pair_data.split(config, lambda train: _require_loss(config, train))
@@ -341,8 +293,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[Candid
         return pairs
 
     def candidates(pairs: PairSet) -> CandidateSet:
-        negatives = 0 if pairs.form == "scored" else section.negatives
-        rows = CandidateSet(pairs, joins, negatives, seed=config.seed)
+        rows = CandidateSet(pairs, joins, 0 if pairs.form == "scored" else section.negatives, seed=config.seed)
         assert len(rows.passage_NC), "refused where a row has too few"
         return rows
 

@@ -35,13 +35,13 @@ class _ThreadGenerators(threading.local):
     """A generator for each purpose in each thread: to set its state costs a tenth of making one."""
 
     def __init__(self) -> None:
-        self.get = functools.cache(self._made)
+        @functools.cache
+        def get(purpose: Purpose, seed: int) -> tuple[np.random.Generator, dict[str, Any]]:
+            # Words as one integer, low word first, not NumPy's integers, which hold one word.
+            bits = np.random.Philox(key=seed % _WORD | _TAGS[purpose] << 64)
+            return np.random.Generator(bits), dict(bits.state)
 
-    @staticmethod
-    def _made(purpose: Purpose, seed: int) -> tuple[np.random.Generator, dict[str, Any]]:
-        # Words as one integer, low word first, not NumPy's integers, which hold one word.
-        bits = np.random.Philox(key=seed % _WORD | _TAGS[purpose] << 64)
-        return np.random.Generator(bits), dict(bits.state)
+        self.get = get
 
 
 _generators = _ThreadGenerators()
@@ -51,10 +51,7 @@ def row_generator(purpose: Purpose, *, seed: int, epoch: int, row: int, repeat: 
     """Generator whose numbers depend on these values alone; it is set anew by the thread's next call for the purpose.
 
     Philox (Salmon et al. 2011) numbers its blocks: epoch, row and repeat are the high words of the counter, so that
-    streams never overlap.
-
-    Args:
-        repeat: How often the row was drawn before in the same epoch, as rows of rare classes are.
+    streams never overlap. `repeat`: how often the row was drawn before in the same epoch, as rows of rare classes are.
     """
     made, state = _generators.get(purpose, seed)
     state["state"]["counter"][:] = 0, repeat, row, epoch
@@ -62,13 +59,11 @@ def row_generator(purpose: Purpose, *, seed: int, epoch: int, row: int, repeat: 
     return made
 
 
-LUMA = np.array([0.299, 0.587, 0.114])
-"""Shares of red, green and blue in brightness (ITU-R BT.601)."""
+LUMA = np.array([0.299, 0.587, 0.114])  # shares of red, green and blue in brightness (ITU-R BT.601)
 _YIQ = np.array([LUMA, [0.59590059, -0.27455667, -0.32134392], [0.21153661, -0.52273617, 0.31119955]])
 _FROM_YIQ = np.linalg.inv(_YIQ)
 _LEVELS = np.arange(256, dtype=np.float64)
-LEAST_SIGMA = 0.15
-"""Pixels below which a Gaussian leaves an 8-bit picture as it is."""
+LEAST_SIGMA = 0.15  # pixels below which a Gaussian leaves an 8-bit picture as it is
 
 
 def looked_up(picture_HW3: NDArray[np.uint8], table: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -102,11 +97,7 @@ def toned(
 
 def tinted(picture_HW3: NDArray[np.uint8], *, saturation: float = 1.0, turn: float = 0.0) -> NDArray[np.uint8]:
     """Multiply the distance from grey and turn the hue, both at equal brightness: one matrix on the three channels.
-
-    Args:
-        saturation: Factor of the distance from grey; 0 is grey.
-        turn: Share of a full turn of the colour circle.
-    """
+    `saturation`: factor of the distance from grey; 0 is grey. `turn`: share of a full turn of the colour circle."""
     angle = 2 * math.pi * turn
     cosine, sine = saturation * math.cos(angle), saturation * math.sin(angle)
     chroma = np.array([[1.0, 0.0, 0.0], [0.0, cosine, -sine], [0.0, sine, cosine]])
@@ -117,8 +108,7 @@ def blurred(picture_HW3: NDArray[np.uint8], sigma: float) -> NDArray[np.uint8]:
     """The picture under a Gaussian of standard deviation `sigma` in pixels, mirrored beyond its edges."""
     if sigma < LEAST_SIGMA:
         return picture_HW3
-    blurry = cv2.GaussianBlur(picture_HW3, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101)
-    return np.asarray(blurry, dtype=np.uint8)
+    return np.asarray(cv2.GaussianBlur(picture_HW3, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101), dtype=np.uint8)
 
 
 def mean_grey(picture_HW3: NDArray[np.uint8]) -> float:
@@ -148,20 +138,13 @@ class Box(NamedTuple):
 class Warp:
     """Crop, then flips, then shear, rotation and shift of the cropped picture, which has the size of the whole one."""
 
-    box: Box
-    """The crop, which is resized to the picture's size."""
-    flip_x: bool = False
-    """Exchange left and right."""
-    flip_y: bool = False
-    """Exchange top and bottom."""
-    degrees: float = 0.0
-    """Rotation about the centre, counter-clockwise."""
-    shear_degrees: float = 0.0
-    """Horizontal shear about the centre."""
-    shift_x: float = 0.0
-    """Pixels to the right."""
-    shift_y: float = 0.0
-    """Pixels downwards."""
+    box: Box  # the crop, which is resized to the picture's size
+    flip_x: bool = False  # exchange left and right
+    flip_y: bool = False  # exchange top and bottom
+    degrees: float = 0.0  # rotation about the centre, counter-clockwise
+    shear_degrees: float = 0.0  # horizontal shear about the centre
+    shift_x: float = 0.0  # pixels to the right
+    shift_y: float = 0.0  # pixels downwards
 
     def keeps_pixels(self, size: tuple[int, ...]) -> bool:
         """Whether flips are all that is done to a picture of this height and width."""
@@ -233,26 +216,20 @@ Operation = Literal[
 ]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
-MAGNITUDES = 30
-"""Largest magnitude; there are 31, from 0."""
+MAGNITUDES = 30  # largest magnitude; there are 31, from 0
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], dtype=np.float32) / 13
 _FACTORS: tuple[Operation, ...] = ("color", "contrast", "brightness", "sharpness")
 _SIGNED: tuple[Operation, ...] = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y", *_FACTORS)
 
 
-Drawn: TypeAlias = tuple[Operation, float]
-"""An operation, and its value as `apply` takes it."""
+Drawn: TypeAlias = tuple[Operation, float]  # an operation, and its value as `apply` takes it
 
 
 def randaugment(
     config: AugmentConfig, rng: np.random.Generator, *, size: tuple[int, ...], strength: float = 1.0
 ) -> list[Drawn]:
-    """Draw `config.randaugment` operations with replacement, all of one magnitude.
-
-    Args:
-        size: Height and width of the picture.
-        strength: Share of the magnitude.
-    """
+    """Draw `config.randaugment` operations with replacement, all of one magnitude. `size`: height and width of the
+    picture. `strength`: share of the magnitude."""
     # The paper's shifts are 150 pixels of its pictures of 331 at most.
     shift_y, shift_x = (150 / 331 * side for side in size)
     largest = _largest(rotate=30.0, factor=0.9, shear=0.3, shift_x=shift_x, shift_y=shift_y, bits=4)
@@ -261,12 +238,8 @@ def randaugment(
 
 
 def trivialaugment(rng: np.random.Generator, *, share: float = 1.0, strength: float = 1.0) -> Drawn:
-    """Draw one operation of one of 31 magnitudes.
-
-    Args:
-        share: The picture's side as a share of the one at full resolution, at which shifts are 32 pixels at most.
-        strength: Share of the magnitude.
-    """
+    """Draw one operation of one of 31 magnitudes. `share`: the picture's side as a share of the one at full resolution,
+    at which shifts are 32 pixels at most. `strength`: share of the magnitude."""
     shift = 32.0 * share
     largest = _largest(rotate=135.0, factor=0.99, shear=0.99, shift_x=shift, shift_y=shift, bits=6)
     return _drawn(largest, int(rng.integers(MAGNITUDES + 1)) / MAGNITUDES * strength, rng)
@@ -297,23 +270,27 @@ def _drawn(largest: Mapping[Operation, float], magnitude: float, rng: np.random.
 
 
 def apply_operation(operation: Operation, picture_hw3: Picture, value: float, *, border: Border = "black") -> Picture:
-    """The picture after an operation.
-
-    Args:
-        value: Degrees counter-clockwise, change of a factor (0 changes nothing), slope of a shear from the upper left
-            corner, pixels of a shift to the right or down, bits taken away, or 256 less the level from which
-            `solarize` inverts. No meaning for the others.
-    """
+    """The picture after an operation. `value`: degrees counter-clockwise, change of a factor (0 changes nothing), slope
+    of a shear from the upper left corner, pixels of a shift to the right or down, bits taken away, or 256 less the
+    level from which `solarize` inverts. No meaning for the others."""
     if operation == "posterize":
-        kept = 0xFF << round(value) & 0xFF
-        return looked_up(picture_hw3, np.arange(256) & kept)
+        return looked_up(picture_hw3, np.arange(256) & (0xFF << round(value) & 0xFF))
     if operation == "solarize":
         levels = np.arange(256)
         return looked_up(picture_hw3, np.where(levels >= 256 - value, 255 - levels, levels))
-    if operation == "autocontrast":
-        return looked_up(picture_hw3, _autocontrast(_histograms(picture_hw3)))
-    if operation == "equalize":
-        return looked_up(picture_hw3, _equalize(_histograms(picture_hw3)))
+    if operation in ("autocontrast", "equalize"):
+        counts = [cv2.calcHist([picture_hw3], [channel], None, [256], [0, 256])[:, 0] for channel in range(3)]
+        pixels = np.stack(counts, axis=1).astype(np.int64)  # (256, 3): of each level in each channel
+        highest = 255 - (pixels[::-1] > 0).argmax(0)
+        if operation == "autocontrast":  # stretch each channel's levels to 0 to 255
+            lowest = (pixels > 0).argmax(0)
+            factor = 255 / np.maximum(highest - lowest, 1)
+            table = np.where(highest > lowest, np.floor((_LEVELS[:, None] - lowest) * factor), _LEVELS[:, None])
+        else:  # spread each channel's levels evenly, by Pillow's rule for rounding
+            step = (pixels.sum(0) - pixels[highest, range(3)]) // 255
+            below = pixels.cumsum(0) - pixels
+            table = np.where(step > 0, (below + step // 2) // np.maximum(step, 1), _LEVELS[:, None])
+        return looked_up(picture_hw3, table)
     if operation == "brightness":
         return toned(picture_hw3, brightness=1 + value)
     if operation == "contrast":
@@ -329,45 +306,15 @@ def apply_operation(operation: Operation, picture_hw3: Picture, value: float, *,
         return result_hw3
     if operation == "identity":
         return picture_hw3
-    return affine(picture_hw3, _inverse(operation, picture_hw3, value), border=border)
-
-
-def _inverse(operation: Operation, picture_hw3: Picture, value: float) -> NDArray[np.float64]:
-    """Matrix (2, 3) from a pixel of the result to its place in the picture."""
+    height, width = picture_hw3.shape[:2]
     if operation == "rotate":
-        height, width = picture_hw3.shape[:2]
-        box = Box(0.0, 0.0, height, width)
-        return Warp(box, degrees=value).inverse((height, width))
-    shear_x, shear_y, shift_x, shift_y = (
-        value if operation == name else 0.0 for name in ("shear_x", "shear_y", "translate_x", "translate_y")
-    )
-    return np.array([[1.0, shear_x, -shift_x], [shear_y, 1.0, -shift_y]])
-
-
-def _histograms(picture_hw3: Picture) -> NDArray[np.int64]:
-    """Pixels (256, 3) of each level in each channel."""
-    counts = [cv2.calcHist([picture_hw3], [channel], None, [256], [0, 256])[:, 0] for channel in range(3)]
-    return np.stack(counts, axis=1).astype(np.int64)
-
-
-def _autocontrast(pixels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Table (256, 3) that stretches each channel's levels to 0 to 255."""
-    levels = np.arange(256, dtype=np.float64)[:, None]
-    lowest = (pixels > 0).argmax(0)
-    highest = 255 - (pixels[::-1] > 0).argmax(0)
-    spread = highest - lowest
-    stretched = np.floor((levels - lowest) * (255 / np.maximum(spread, 1)))
-    return np.where(spread > 0, stretched, levels)
-
-
-def _equalize(pixels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Table (256, 3) that spreads each channel's levels evenly, by Pillow's rule for rounding."""
-    levels = np.arange(256, dtype=np.float64)[:, None]
-    highest = 255 - (pixels[::-1] > 0).argmax(0)
-    step = (pixels.sum(0) - pixels[highest, range(3)]) // 255
-    below = pixels.cumsum(0) - pixels
-    spread = (below + step // 2) // np.maximum(step, 1)
-    return np.where(step > 0, spread, levels)
+        inverse = Warp(Box(0.0, 0.0, height, width), degrees=value).inverse((height, width))
+    else:
+        shear_x, shear_y, shift_x, shift_y = (
+            value if operation == name else 0.0 for name in ("shear_x", "shear_y", "translate_x", "translate_y")
+        )
+        inverse = np.array([[1.0, shear_x, -shift_x], [shear_y, 1.0, -shift_y]])
+    return affine(picture_hw3, inverse, border=border)
 
 
 class PixelBox(NamedTuple):
@@ -396,29 +343,11 @@ class MixPlan:
     """CutMix: the pixels that come from the partner; None: mixup, all pixels are blended by `weight`."""
 
 
-def mix_partners(rows: int, *, seed: int, epoch: int, groups_N: NDArray[Any] | None = None) -> NDArray[np.int64]:
-    """The partner (N,) of each row in an epoch: another row of its group, and each row is the partner of one.
-
-    Args:
-        rows: Number of rows, N.
-        groups_N: Rows that may be mixed with each other, such as those of a fold: an adapter that does not train on a
-            fold must not see its pictures through the other rows. None: all rows.
-
-    Returns:
-        Row numbers; a row that is alone in its group is its own partner.
-    """
+def mix_partners(rows: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The partner (N,) of each of the rows in an epoch: another row, and each row is the partner of one."""
     order_N = row_generator("partners", seed=seed, epoch=epoch, row=0).permutation(rows)
-    if groups_N is None:
-        groups_N = np.zeros(rows, dtype=np.int64)
-    order_N = order_N[np.argsort(groups_N[order_N], kind="stable")]
-    # In each group the next row of the order, and for the last one the first: one cycle, in which no row meets itself.
-    sorted_N = groups_N[order_N]
-    is_last_N = np.append(sorted_N[1:] != sorted_N[:-1], np.ones(min(rows, 1), dtype=bool))
-    is_first_N = np.roll(is_last_N, 1)
-    next_N = np.roll(order_N, -1)
-    next_N[is_last_N] = order_N[is_first_N]
     partner_N = np.empty(rows, dtype=np.int64)
-    partner_N[order_N] = next_N
+    partner_N[order_N] = np.roll(order_N, -1)  # one cycle, in which no row meets itself
     return partner_N
 
 
@@ -453,28 +382,23 @@ def mix_plan(
     if not cuts:
         return MixPlan(partner, weight)
     height, width = size
-    box = _box(size, 1.0 - weight, centre=(centre_y * height, centre_x * width))
+    share, centre = 1.0 - weight, (centre_y * height, centre_x * width)
+    # A box of a share of the picture's area and of its shape, less what lies beyond the picture's edges.
+    half_h, half_w = height * share**0.5 / 2, width * share**0.5 / 2
+    top, bottom = (min(max(round(centre[0] + side), 0), height) for side in (-half_h, half_h))
+    left, right = (min(max(round(centre[1] + side), 0), width) for side in (-half_w, half_w))
+    box = PixelBox(top, left, bottom, right)
     return MixPlan(partner, 1.0 - box.area / (height * width), box)
 
 
 def mix(picture_hw3: NDArray[np.uint8], partner_hw3: NDArray[np.uint8], how: MixPlan) -> NDArray[np.uint8]:
     """The mixed picture of a row and its partner, both augmented and of one size."""
     if how.box is None:
-        blend_hw3 = cv2.addWeighted(picture_hw3, how.weight, partner_hw3, 1.0 - how.weight, 0.0)
-        return np.asarray(blend_hw3, dtype=np.uint8)
+        return np.asarray(cv2.addWeighted(picture_hw3, how.weight, partner_hw3, 1.0 - how.weight, 0.0), dtype=np.uint8)
     result_hw3: NDArray[np.uint8] = picture_hw3.copy()
     window = np.s_[how.box.top : how.box.bottom, how.box.left : how.box.right]
     result_hw3[window] = partner_hw3[window]
     return result_hw3
-
-
-def _box(size: tuple[int, int], share: float, *, centre: tuple[float, float]) -> PixelBox:
-    """A box of a share of the picture's area and of its shape, less what lies beyond the picture's edges."""
-    height, width = size
-    half_h, half_w = height * share**0.5 / 2, width * share**0.5 / 2
-    top, bottom = (min(max(round(centre[0] + side), 0), height) for side in (-half_h, half_h))
-    left, right = (min(max(round(centre[1] + side), 0), width) for side in (-half_w, half_w))
-    return PixelBox(top, left, bottom, right)
 
 
 TRIALS = 10
@@ -557,23 +481,26 @@ def augment(
     )
     size = output_size(picture_HW3.shape[:2], config, progress=progress, multiple=multiple)
     result_hw3 = resized_to(result_HW3, size)
-    for operation, value in _operations(config, rng, size, size[1] / picture_HW3.shape[1], strength):
+    operations: list[Drawn] = []
+    if config.randaugment:
+        operations = randaugment(config, rng, size=size, strength=strength)
+    elif config.trivialaugment:
+        operations = [trivialaugment(rng, share=size[1] / picture_HW3.shape[1], strength=strength)]
+    for operation, value in operations:
         result_hw3 = apply_operation(operation, result_hw3, value, border=config.border)
-    picture_hw3 = result_hw3
     if config.brightness or config.contrast or config.gamma:
-        picture_hw3 = toned(
-            picture_hw3,
+        result_hw3 = toned(
+            result_hw3,
             brightness=1.0 + _signed(drawn.brightness, config.brightness * strength),
             contrast=1.0 + _signed(drawn.contrast, config.contrast * strength),
             exponent=(1.0 + config.gamma * strength) ** _signed(drawn.gamma, 1.0),
         )
     if config.saturation or config.hue:
-        picture_hw3 = tinted(
-            picture_hw3,
+        result_hw3 = tinted(
+            result_hw3,
             saturation=1.0 + _signed(drawn.saturation, config.saturation * strength),
             turn=_signed(drawn.hue, config.hue * strength),
         )
-    result_hw3 = picture_hw3
     if config.blur:
         sigma = drawn.blur * config.blur * strength * result_hw3.shape[1] / picture_HW3.shape[1]
         result_hw3 = blurred(result_hw3, sigma)
@@ -628,14 +555,6 @@ def rectangle(
         if found_h <= height and found_w <= width:
             return found_h, found_w
     return None
-
-
-def _operations(
-    config: AugmentConfig, rng: np.random.Generator, size: tuple[int, int], share: float, strength: float
-) -> list[Drawn]:
-    if config.randaugment:
-        return randaugment(config, rng, size=size, strength=strength)
-    return [trivialaugment(rng, share=share, strength=strength)] if config.trivialaugment else []
 
 
 def _erased(

@@ -28,11 +28,10 @@ from workbench.runs.units import percent
 
 def preparation_in_words(config: PrepareConfig, format: PictureFormat) -> str:
     """The steps that every picture goes through once, in their order."""
-    return "; ".join([*_steps_before(config), *_resizing(config, format)])
+    return "; ".join(_steps(config, format))
 
 
-def _steps_before(config: PrepareConfig) -> Iterator[str]:
-    """Steps at the size of the file."""
+def _steps(config: PrepareConfig, format: PictureFormat) -> Iterator[str]:
     if config.median is not None:
         yield f"median of {config.median} x {config.median} pixels"
     if config.standardise != "none":
@@ -43,9 +42,6 @@ def _steps_before(config: PrepareConfig) -> Iterator[str]:
         yield f"{name} {'in its place' if config.edges_as == 'replace' else 'drawn over it'}"
     if config.crop_to_object is not None:
         yield f"cropped to the largest object with a margin of {percent(config.crop_to_object)}"
-
-
-def _resizing(config: PrepareConfig, format: PictureFormat) -> Iterator[str]:
     fit: Literal["stretch", "crop", "pad"] = format.fit if config.fit == "backbone" else config.fit
     size = _size(format.height, format.width)
     if fit == "stretch":
@@ -66,10 +62,10 @@ def _size(height: int, width: int) -> str:
 
 def augmentation_in_words(config: AugmentConfig) -> str:
     """The changes of training pictures, in their order; empty where there are none."""
-    return "; ".join([*_moves(config), *_operations(config), *_tones(config), *_losses(config), *_growth(config)])
+    return "; ".join(_changes(config))
 
 
-def _moves(config: AugmentConfig) -> Iterator[str]:
+def _changes(config: AugmentConfig) -> Iterator[str]:
     if config.crop_scale is not None:
         least, largest = config.crop_scale
         low, high = (f"{each:.3g}" for each in config.crop_ratio)
@@ -83,9 +79,6 @@ def _moves(config: AugmentConfig) -> Iterator[str]:
         yield f"shifts of up to {percent(config.translate)} of the side"
     if config.shear:
         yield f"shear of up to {config.shear:g} degrees"
-
-
-def _operations(config: AugmentConfig) -> Iterator[str]:
     if config.randaugment:
         yield f"RandAugment: {config.randaugment} operations of magnitude {config.randaugment_magnitude:g}"
     if config.trivialaugment:
@@ -94,9 +87,6 @@ def _operations(config: AugmentConfig) -> Iterator[str]:
     if uses_border:
         filled = {"reflect": "mirrored", "edge": "filled with the nearest pixel", "black": "black"}[config.border]
         yield f"beyond the edge {filled}"
-
-
-def _tones(config: AugmentConfig) -> Iterator[str]:
     for name in ("brightness", "contrast", "saturation"):
         if share := getattr(config, name):
             yield f"{name} ± {percent(share)}"
@@ -106,9 +96,6 @@ def _tones(config: AugmentConfig) -> Iterator[str]:
         yield f"hue turned by up to {360 * config.hue:.3g} degrees"
     if config.blur:
         yield f"blur of up to {config.blur:g} pixels"
-
-
-def _losses(config: AugmentConfig) -> Iterator[str]:
     if config.erasing:
         fill = {"random": "noise", "mean": "the mean colour", "black": "black"}[config.erasing_fill]
         least, largest = config.erasing_area
@@ -120,9 +107,6 @@ def _losses(config: AugmentConfig) -> Iterator[str]:
     if names:
         often = "always" if config.mix_probability == 1 else f"in {percent(config.mix_probability)}"
         yield f"mixed with another picture by {' or '.join(names)} {often}"
-
-
-def _growth(config: AugmentConfig) -> Iterator[str]:
     grown: dict[str, Growth] = {"strength": config.curriculum.strength, "side": config.curriculum.resolution}
     for name, growth in grown.items():
         if growth.start < 1:
@@ -140,8 +124,7 @@ _TURNED = {**_HALF_TURN, "horizontal": "vertical"}
 _COLOURS = frozenset(
     {"red", "orange", "yellow", "green", "cyan", "blue", "purple", "violet", "magenta", "pink", "brown"}
 )
-LEAST_TURN = 90.0
-"""Degrees from which a rotation exchanges labels."""
+LEAST_TURN = 90.0  # degrees from which a rotation exchanges labels
 LEAST_HUE = 0.05
 """Share of a turn of the colour circle from which a colour becomes its neighbour; red and yellow are 1/6 apart."""
 
@@ -153,10 +136,8 @@ class _Change:
     setting: str
     cure: str
     effect: str
-    tables: tuple[Mapping[str, str], ...]
-    """Pairs of words, in a table for each way of exchanging them at once."""
-    mirrors: bool = False
-    """Whether it shows mirror images, which letters and digits do not have."""
+    tables: tuple[Mapping[str, str], ...]  # pairs of words, in a table for each way of exchanging them at once
+    mirrors: bool = False  # whether it shows mirror images, which letters and digits do not have
 
 
 def pitfalls(config: AugmentConfig, tta: TtaConfig, names: Sequence[str], *, grey: bool = False) -> list[str]:
@@ -168,30 +149,25 @@ def pitfalls(config: AugmentConfig, tta: TtaConfig, names: Sequence[str], *, gre
         names: Names of the classes.
         grey: Whether no picture has colours.
     """
-    changes = [*_of_training(config), *_of_views(tta)]
-    return [sentence for change in changes for sentence in _exchanged(change, names)] + list(
-        _of_colours(config, names, grey=grey)
-    )
+    exchanged = [sentence for change in _exchanging(config, tta) for sentence in _exchanged(change, names)]
+    return exchanged + list(_of_colours(config, names, grey=grey))
 
 
-def _of_training(config: AugmentConfig) -> Iterator[_Change]:
+def _exchanging(config: AugmentConfig, tta: TtaConfig) -> Iterator[_Change]:
     place = "image.augment."
     if config.horizontal_flip:
         cure = f"Write {place}horizontal_flip=0"
         yield _Change(f"{place}horizontal_flip", cure, "mirrored", (_FLIPPED_X,), mirrors=True)
     if config.vertical_flip:
         cure = f"Write {place}vertical_flip=0"
-        tables = (_FLIPPED_Y, _HALF_TURN) if config.horizontal_flip else (_FLIPPED_Y,)
-        yield _Change(f"{place}vertical_flip", cure, "upside down", tables, mirrors=True)
+        upside_down = (_FLIPPED_Y, _HALF_TURN) if config.horizontal_flip else (_FLIPPED_Y,)
+        yield _Change(f"{place}vertical_flip", cure, "upside down", upside_down, mirrors=True)
     if config.rotation >= LEAST_TURN:
         cure = f"Write {place}rotation=15 or less"
         yield _Change(f"{place}rotation={config.rotation:g}", cure, "turned", (_TURNED,))
     if config.trivialaugment:
         cure = f"Write {place}randaugment=2, which turns by 30 degrees at most, and {place}trivialaugment=false"
         yield _Change(f"{place}trivialaugment", cure, "turned by up to 135 degrees", (_TURNED,))
-
-
-def _of_views(tta: TtaConfig) -> Iterator[_Change]:
     if "flip" in tta.views:
         yield _Change("tta.views: flip", "Leave flip out", "mirrored", (_FLIPPED_X,), mirrors=True)
     if "eight" in tta.views:
@@ -248,8 +224,7 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple("counterclockwise" if word == "anticlockwise" else word for word in words)
 
 
-CELL = 192
-"""Pixels of the square that a picture is fitted into."""
+CELL = 192  # pixels of the square that a picture is fitted into
 _GAP = 10
 _HEADING, _CAPTION = 15, 12
 _INK, _FAINT, _PAPER = (30, 30, 30), (105, 105, 105), (255, 255, 255)
@@ -260,15 +235,13 @@ def contact_sheet(
 ) -> Image.Image:
     """Draw titled rows of captioned pictures.
 
-    Small pictures are enlarged by whole factors without smoothing, so that their pixels can be seen.
+    Small pictures are enlarged by whole factors without smoothing, so that their pixels can be seen. Raises ValueError:
+    there is nothing to draw.
 
     Args:
         rows: Of each picture a title, such as its file and label, and its states: a caption, such as the step that led
             to it, and the pixels, which may have another size than those of its neighbours.
         note: A line below them.
-
-    Raises:
-        ValueError: There is nothing to draw.
     """
     columns = max((len(cells) for _, cells in rows), default=0)
     if not columns:
@@ -285,7 +258,14 @@ def contact_sheet(
             left = _GAP + column * (CELL + _GAP)
             text_top = top + _HEADING + _GAP // 2
             pen.text((left, text_top), shortened(caption, _CAPTION, CELL), fill=_FAINT, font=_font(_CAPTION))
-            sheet.paste(_fitted(picture), (left, text_top + _CAPTION + _GAP // 2))
+            image = Image.fromarray(picture).convert("RGB")
+            factor = CELL / max(image.size)
+            if factor >= 1:
+                size = (image.width * int(factor), image.height * int(factor))
+            else:
+                size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+            fitted = image.resize(size, Image.Resampling.NEAREST if factor >= 1 else Image.Resampling.LANCZOS)
+            sheet.paste(fitted, (left, text_top + _CAPTION + _GAP // 2))
     if note:
         pen.text((_GAP, bottom), shortened(note, _HEADING, width - 2 * _GAP), fill=_INK, font=_font(_HEADING))
     return sheet
@@ -302,17 +282,6 @@ def shortened(text: str, height: int, width: int) -> str:
         if font.getlength(short) <= width:
             return short
     return "…"
-
-
-def _fitted(picture: NDArray[np.uint8]) -> Image.Image:
-    """The picture as large as the cell allows."""
-    image = Image.fromarray(picture).convert("RGB")
-    factor = CELL / max(image.size)
-    if factor >= 1:
-        whole = int(factor)
-        return image.resize((image.width * whole, image.height * whole), Image.Resampling.NEAREST)
-    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
-    return image.resize(size, Image.Resampling.LANCZOS)
 
 
 @cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
@@ -22,31 +21,26 @@ from workbench.data.images.picture_files import Pixels
 
 Floats: TypeAlias = NDArray[np.float32]
 
-SIDE, MARGIN = 64, 6
-"""Side, in pixels, at which details are compared, and by how many of them a copy may be moved."""
+SIDE, MARGIN = 64, 6  # side, in pixels, at which details are compared, and by how many of them a copy may be moved
 FINE, COARSE = 1.0, 4.0
 """Standard deviations of two Gaussian blurs, in pixels of SIDE, whose difference are the details: shapes that light
 does not change and compression keeps (scripts/bench/picture_duplicates.py)."""
 COARSE_SIDE, FREQUENCIES, CANDIDATES, LEAST = 32, 8, 5, 0.3
 """Side of the pictures whose spectra propose candidates, frequencies along each axis, candidates of a picture, and the
 least similarity of two spectra."""
-BLOCK = 2048
-"""Pictures whose spectra are compared with all others at a time."""
-FLAT = 1.0
-"""Standard deviation of details, in levels of 255, below which a picture has none to be known by."""
+BLOCK = 2048  # pictures whose spectra are compared with all others at a time
+FLAT = 1.0  # standard deviation of details, in levels of 255, below which a picture has none to be known by
 SHAPES, STRICTNESS = 2.5, 32
 """Standard deviation of the blur, in pixels of SIDE, that leaves shapes, and how many times as much a difference of
 shapes counts as one of details: resizing and compression change details of small pictures and keep shapes, while
 different trousers are alike in details (scripts/bench/picture_duplicates.py)."""
-CLIPPED = 250
-"""Level from which a pixel may have been brighter before the picture was brightened."""
+CLIPPED = 250  # level from which a pixel may have been brighter before the picture was brightened
 
 
 class _Look(NamedTuple):
     """A picture for comparisons."""
 
-    small_SS: Pixels
-    """Grey."""
+    small_SS: Pixels  # grey
     details_SS: NDArray[np.float16]
 
 
@@ -73,7 +67,11 @@ def find(pictures: Iterable[Pixels], *, threshold: float) -> DuplicateClusters:
         if row_N[-1] == len(looks):
             grey = _grey(picture)
             looks.append(_look(grey))
-            spectra.append(_spectrum(grey))
+            small = cv2.resize(grey, (COARSE_SIDE, COARSE_SIDE), interpolation=_interpolation(grey, COARSE_SIDE))
+            window = np.hanning(COARSE_SIDE + 2)[1:-1]
+            waves = np.fft.rfft2((small - small.mean()) * window[:, None] * window)
+            low = np.concatenate([waves[: FREQUENCIES + 1, : FREQUENCIES + 1], waves[-FREQUENCIES:, : FREQUENCIES + 1]])
+            spectra.append(np.asarray(np.log1p(np.abs(low)).ravel(), dtype=np.float32))
     candidates_P2 = _candidates(np.stack(spectra)) if threshold < 1 else np.zeros((0, 2), dtype=np.int64)
     similarity_P = _measured(looks, candidates_P2, threshold)
     near_P = similarity_P >= threshold
@@ -111,15 +109,6 @@ def _look(grey: Pixels) -> _Look:
     return _Look(small, np.asarray(band, dtype=np.float16))
 
 
-def _spectrum(grey: Pixels) -> Floats:
-    """Logarithms of the magnitudes of low frequencies, without a picture's brightness."""
-    small = cv2.resize(grey, (COARSE_SIDE, COARSE_SIDE), interpolation=_interpolation(grey, COARSE_SIDE))
-    window = np.hanning(COARSE_SIDE + 2)[1:-1]
-    waves = np.fft.rfft2((small - small.mean()) * window[:, None] * window)
-    low = np.concatenate([waves[: FREQUENCIES + 1, : FREQUENCIES + 1], waves[-FREQUENCIES:, : FREQUENCIES + 1]])
-    return np.asarray(np.log1p(np.abs(low)).ravel(), dtype=np.float32)
-
-
 def _interpolation(grey: Pixels, side: int) -> int:
     return cv2.INTER_AREA if min(grey.shape) >= side else cv2.INTER_CUBIC
 
@@ -141,12 +130,12 @@ def _candidates(spectra_UF: Floats) -> Ints:
 def _measured(looks: Sequence[_Look], pairs_P2: Ints, least: float) -> NDArray[np.float64]:
     """Similarity of each pair, by all cores; OpenCV leaves the interpreter to others meanwhile."""
     chunks = np.array_split(pairs_P2, max(1, len(pairs_P2) // 256))
+
+    def measured(chunk_P2: Ints) -> list[float]:
+        return [_similarity(looks[first], looks[second], least=least) for first, second in chunk_P2.tolist()]
+
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        return np.asarray([each for part in threads.map(partial(_chunk, looks, least), chunks) for each in part])
-
-
-def _chunk(looks: Sequence[_Look], least: float, pairs_P2: Ints) -> list[float]:
-    return [_similarity(looks[first], looks[second], least=least) for first, second in pairs_P2.tolist()]
+        return np.asarray([each for part in threads.map(measured, chunks) for each in part])
 
 
 def _similarity(first: _Look, second: _Look, *, least: float) -> float:
@@ -159,8 +148,7 @@ def _similarity(first: _Look, second: _Look, *, least: float) -> float:
 
 
 class _Alignment(NamedTuple):
-    correlation: float
-    """0 where one of the pictures has no details."""
+    correlation: float  # 0 where one of the pictures has no details
     centre: tuple[float, float]
     """Point of the second picture that lies on the first one's centre, in pixels from the left and from the top."""
 

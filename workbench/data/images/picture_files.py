@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +36,8 @@ from workbench.runs import files, units
 
 Pixels = npt.NDArray[np.uint8]
 Values = npt.NDArray[np.generic]
-DEPTHS = (8, 10, 12, 14, 16)
-"""Bits a value that cameras and microscopes write into 16."""
-_MOST = {float(2**bits - 1): bits for bits in DEPTHS}
-"""Number of bits by the greatest value that they hold."""
+DEPTHS = (8, 10, 12, 14, 16)  # bits a value that cameras and microscopes write into 16
+_MOST = {float(2**bits - 1): bits for bits in DEPTHS}  # number of bits by the greatest value that they hold
 
 
 class ValueRanges(NamedTuple):
@@ -81,12 +79,10 @@ _OTHER_BYTE = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L
 def lower_bytes(data: bytes, kind: str | None, packing: str) -> Image.Image | None:
     """The picture that the lower 8 bits of each value are; None where Pillow cannot unpack them."""
     other = packing[:-1] + _OTHER_BYTE[packing[-1]]
-
-    def repacked(arguments: Any) -> Any:
-        return (other, *arguments[1:]) if isinstance(arguments, tuple) else other
-
     image = Image.open(io.BytesIO(data), formats=[str(kind)])
-    image.tile = [tile._replace(args=repacked(tile.args)) for tile in image.tile]
+    image.tile = [
+        tile._replace(args=(other, *tile.args[1:]) if isinstance(tile.args, tuple) else other) for tile in image.tile
+    ]
     try:
         image.load()
     except ValueError:  # grey with transparency
@@ -94,23 +90,10 @@ def lower_bytes(data: bytes, kind: str | None, packing: str) -> Image.Image | No
     return image
 
 
-def of_two_bytes(higher: Image.Image, lower: Image.Image | None) -> Values:
-    """Values (H, W, channels) of 16 bits; of the higher 8 alone, the middle of what they can be."""
-    high = np.asarray(higher).astype(np.uint16)
-    return high << 8 | (128 if lower is None else np.asarray(lower))
-
-
 def scaled(values: Values, ranges: ValueRanges, name: str) -> Pixels:
-    """Values of more than 8 bits as 8 bits.
-
-    Args:
-        ranges: What is beyond a number of bits is refused; what is beyond other ranges is clipped.
-        name: The file, for messages.
-
-    Raises:
-        DataError: There is no range for such numbers, or they are beyond it.
-        ValueError: Some are not finite.
-    """
+    """Values of more than 8 bits as 8 bits. Raises DataError: there is no range for such numbers, or they are beyond
+    it; ValueError: some are not finite. `ranges`: what is beyond a number of bits is refused; what is beyond other
+    ranges is clipped. `name`: the file, for messages."""
     low, high = extremes(values)
     is_real = values.dtype.kind == "f"
     known = ranges.floats if is_real else ranges.integers
@@ -144,10 +127,8 @@ def extremes(values: Values) -> tuple[float, float]:
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF", "TGA", "ICO")
 """Only formats of pixels, MPO among JPEG: Pillow would start other programs for PostScript."""
 _ORIENTATION = 0x0112
-_BITS = 258
-"""Tag of a TIFF, bits of each channel."""
-_ON_ITS_SIDE = (5, 6, 7, 8)
-"""Orientations whose height is the width of the pixels in the file."""
+_BITS = 258  # tag of a TIFF, bits of each channel
+_ON_ITS_SIDE = (5, 6, 7, 8)  # orientations whose height is the width of the pixels in the file
 
 
 def decode(data: bytes, name: str, *, max_pixels: int, ranges: ValueRanges = NO_RANGES) -> Pixels:
@@ -158,27 +139,34 @@ def decode(data: bytes, name: str, *, max_pixels: int, ranges: ValueRanges = NO_
 def decode_image(data: bytes, name: str, *, max_pixels: int, ranges: ValueRanges = NO_RANGES) -> Image.Image:
     """A picture file as an image of mode RGB, upright as its EXIF orientation says.
 
-    Transparent parts show white. Colour profiles are not applied.
+    Transparent parts show white. Colour profiles are not applied. Raises DataError: empty, truncated, corrupt,
+    animated, too large, no picture, or deep without a range that holds it.
 
     Args:
         name: The file, for messages.
         max_pixels: More are refused before anything is decoded.
         ranges: Scale the values of a deep picture. Values beyond a number of bits are refused, others are clipped.
-
-    Raises:
-        DataError: Empty, truncated, corrupt, animated, too large, no picture, or deep without a range that holds it.
     """
     image, values = _decoded(data, name, max_pixels)
     with _explained_errors(name):
-        return _rgb(image) if values is None else _rgb_of_deep(values, image, ranges, name)
+        if values is not None and (values.ndim == 2 or not image.has_transparency_data):
+            return Image.fromarray(scaled(values, ranges, name)).convert("RGB")
+        if values is not None:
+            colours = scaled(values[:, :, :-1], ranges, name)
+            rgba = Image.fromarray(colours if colours.shape[2] == 3 else colours[:, :, 0]).convert("RGBA")
+            rgba.putalpha(image.getchannel("A"))
+        elif image.mode == "RGB" and "transparency" not in image.info:
+            return image
+        elif not image.has_transparency_data:
+            return image.convert("RGB")
+        else:
+            rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), rgba).convert("RGB")
 
 
 def deep_values(data: bytes, name: str, *, max_pixels: int) -> Values | None:
-    """Numbers of a deep picture, (H, W) or (H, W, channels), as its file holds them; None of one of 8 bits.
-
-    Raises:
-        DataError: As `decode_image`.
-    """
+    """Numbers of a deep picture, (H, W) or (H, W, channels), as its file holds them; None of one of 8 bits. Raises
+    DataError: as `decode_image`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with _opened(data, name) as image:
@@ -198,7 +186,13 @@ def _decoded(data: bytes, name: str, max_pixels: int) -> tuple[Image.Image, Valu
                 raise DataError(f"{name}: {_CUT_OFF}")
             if isinstance(image, TiffImageFile):
                 with _explained_errors(name):
-                    _require_readable_planes(image, name)
+                    tile = image.tile[0]
+                    is_plane = len(image.tile) > 1 and tile.codec_name == "raw" and (tile.args or ("",))[0] == "R"
+                    # Colours of 16 bits that lie uncompressed one after the other: Pillow reads them as bytes.
+                    if is_plane and max(image.tag_v2.get(_BITS, (8,))) > 8:
+                        raise DataError(
+                            f"{name}: a TIFF of 16 bits with its colours one after the other. Save it as PNG."
+                        )
             packing = packing_of_16_bits(image)
             with _explained_errors(name):
                 image.load()
@@ -212,7 +206,10 @@ def _decoded(data: bytes, name: str, max_pixels: int) -> tuple[Image.Image, Valu
                 if not packing:
                     return upright, np.asarray(upright) if has_deep_mode(upright) else None
                 lower = lower_bytes(data, image.format, packing)
-                return upright, of_two_bytes(upright, _turned(lower) if lower else None)
+                # Values (H, W, channels) of 16 bits; of the higher 8 alone, the middle of what they can be.
+                lower = _turned(lower) if lower else None
+                high = np.asarray(upright).astype(np.uint16)
+                return upright, (high << 8 | (128 if lower is None else np.asarray(lower)))
 
 
 def _turned(image: Image.Image) -> Image.Image:
@@ -220,11 +217,7 @@ def _turned(image: Image.Image) -> Image.Image:
 
 
 def picture_size(data: bytes, name: str) -> tuple[int, int]:
-    """Height and width of an upright picture, from the header of its file.
-
-    Raises:
-        DataError: Empty, or no picture.
-    """
+    """Height and width of an upright picture, from the header of its file. Raises DataError: empty, or no picture."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with _opened(data, name) as image, _explained_errors(name):
@@ -235,7 +228,7 @@ def picture_size(data: bytes, name: str) -> tuple[int, int]:
 def _opened(data: bytes, name: str) -> ImageFile.ImageFile:
     if not data:
         raise DataError(f"{name}: the file is empty (0 bytes). Write it again, or remove it.")
-    _formats_known()
+    Image.init()
     try:
         return Image.open(io.BytesIO(data), formats=_FORMATS)
     except UnidentifiedImageError:
@@ -246,16 +239,10 @@ def _opened(data: bytes, name: str) -> ImageFile.ImageFile:
         raise DataError(f"{name}: {_corrupt(error)}") from None
 
 
-@functools.cache
-def _formats_known() -> None:
-    Image.init()
-
-
 _SMALLER = "Make the picture smaller"
 _AGAIN = "Copy or download it again, or remove it."
 _CUT_OFF = f"the end is missing: the file was cut off. {_AGAIN}"
-_JPEG_SCAN, _JPEG_END = b"\xff\xda", b"\xff\xd9"
-"""Markers before the pixels and after them."""
+_JPEG_SCAN, _JPEG_END = b"\xff\xda", b"\xff\xd9"  # markers before the pixels and after them
 
 
 _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"II*\0", b"MM\0*", b"BM")
@@ -283,20 +270,11 @@ def _require_one_of_size(image: Image.Image, name: str, max_pixels: int) -> None
         )
 
 
-def _require_readable_planes(image: TiffImageFile, name: str) -> None:
-    """Refuse colours of 16 bits that lie uncompressed one after the other, which Pillow reads as bytes."""
-    tile = image.tile[0]
-    is_plane = len(image.tile) > 1 and tile.codec_name == "raw" and (tile.args or ("",))[0] == "R"
-    if is_plane and max(image.tag_v2.get(_BITS, (8,))) > 8:
-        raise DataError(f"{name}: a TIFF of 16 bits with its colours one after the other. Save it as PNG.")
-
-
 _MARKER = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]")
 """A marker that ends the data of pixels, in which 0 and numbers of restarts follow upon 255."""
 _FILLED = {127, 128, *itertools.product((127, 128), repeat=3), *itertools.product((127, 128), repeat=4)}
 """Pixels, grey or of three or four channels, that a decoder makes up."""
-_NOISE = bytes(random.Random(0).randrange(255) for _ in range(256))
-"""Data of pixels, for some blocks of any picture."""
+_NOISE = bytes(random.Random(0).randrange(255) for _ in range(256))  # data of pixels, for some blocks of any picture
 
 
 def _is_whole_jpeg(image: Image.Image, data: bytes) -> bool:
@@ -345,39 +323,16 @@ def _reason(data: bytes) -> str:
         return "a PDF document, not a picture. Export the page as PNG."
     if data.startswith(_SIGNATURES):
         return f"the file is damaged: its kind is known, but its header cannot be read. {_AGAIN}"
-    if _is_text(data[:512]):
-        return "text, not a picture, whatever its name says. Remove it, or give the picture."
+    try:
+        text = data[:512].decode("utf-8", errors="strict" if len(data) < 512 else "ignore")
+        if all(sign.isprintable() or sign.isspace() for sign in text):
+            return "text, not a picture, whatever its name says. Remove it, or give the picture."
+    except UnicodeDecodeError:
+        pass
     return (
         f"no kind of picture that can be read (it begins with {data[:8].hex(' ')}). Save it as PNG or JPEG, or remove "
         "it."
     )
-
-
-def _is_text(start: bytes) -> bool:
-    try:
-        text = start.decode("utf-8", errors="strict" if len(start) < 512 else "ignore")
-    except UnicodeDecodeError:
-        return False
-    return all(sign.isprintable() or sign.isspace() for sign in text)
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image
-    return _over_white(image.convert("RGBA")) if image.has_transparency_data else image.convert("RGB")
-
-
-def _over_white(image: Image.Image) -> Image.Image:
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-
-
-def _rgb_of_deep(values: Values, image: Image.Image, ranges: ValueRanges, name: str) -> Image.Image:
-    if values.ndim == 2 or not image.has_transparency_data:
-        return Image.fromarray(scaled(values, ranges, name)).convert("RGB")
-    colours = scaled(values[:, :, :-1], ranges, name)
-    rgba = Image.fromarray(colours if colours.shape[2] == 3 else colours[:, :, 0]).convert("RGBA")
-    rgba.putalpha(image.getchannel("A"))
-    return _over_white(rgba)
 
 
 MOST_BYTES = 2**30
@@ -389,24 +344,16 @@ compressed to exhaust the memory, or no picture."""
 class PictureFile:
     """A picture: a file, a member of an archive, the bytes of a file, or pixels."""
 
-    name: str
-    """For messages: the file, or the row that holds it."""
+    name: str  # for messages: the file, or the row that holds it
     path: Path | None = None
-    member: str | None = None
-    """Name inside the archive `path`."""
-    content: bytes = b""
-    """Bytes of a file, or with `shape` the pixels; where there is no path."""
-    shape: tuple[int, ...] | None = None
-    """Shape of pixels: (height, width) of grey ones, (height, width, 3) of colours."""
-    span: tuple[int, int] | None = None
-    """Where the file begins in the tar archive `path`, and its bytes."""
+    member: str | None = None  # name inside the archive `path`
+    content: bytes = b""  # bytes of a file, or with `shape` the pixels; where there is no path
+    shape: tuple[int, ...] | None = None  # shape of pixels: (height, width) of grey ones, (height, width, 3) of colours
+    span: tuple[int, int] | None = None  # where the file begins in the tar archive `path`, and its bytes
 
     def read(self) -> bytes:
-        """The bytes of the file, not decoded.
-
-        Raises:
-            DataError: It is missing, cannot be read, is no file, or has more than `MOST_BYTES`.
-        """
+        """The bytes of the file, not decoded. Raises DataError: it is missing, cannot be read, is no file, or has more
+        than `MOST_BYTES`."""
         if self.path is None:
             return self.content
         try:
@@ -491,8 +438,7 @@ class PictureFile:
 
 _OF_8_BITS = (".jpg", ".jpeg", ".jfif", ".gif", ".webp", ".bmp")
 """Ends of names of files that are not opened to see whether they are deep: thousands would hold a first epoch up."""
-_START = 32
-"""Bytes that tell the kind of a file."""
+_START = 32  # bytes that tell the kind of a file
 _UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 """Errors of the disk, and those that a damaged zip archive raises."""
 

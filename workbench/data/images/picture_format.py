@@ -44,15 +44,13 @@ class PictureFormat:
     def read(
         cls, processor: Mapping[str, Any], hub_config: Mapping[str, Any], *, size: int | None = None
     ) -> PictureFormat:
-        """The format that a backbone's files describe.
+        """The format that a backbone's files describe. Raises BackboneError: it reads other than three channels, or
+        prepares pictures in a way that is not repeated here.
 
         Args:
             processor: Its preprocessor_config.json; empty where there is none.
             hub_config: Its config.json.
             size: Side of the square that it is to read instead of its own, in pixels; what is cut off keeps its share.
-
-        Raises:
-            BackboneError: It reads other than three channels, or prepares pictures in a way that is not repeated here.
         """
         vision = hub_config.get("vision_config")
         backbone = vision if isinstance(vision, Mapping) else hub_config
@@ -64,7 +62,13 @@ class PictureFormat:
         else:
             known = _processor(processor, str(hub_config.get("model_type")))
             fit, resized, cropped = _geometry(known, (size or own))
-            mean, std = _normalisation(known)
+            factor = 255 * (float(known.rescale_factor) if known.do_rescale else 1.0)
+            offset = 1.0 if getattr(known, "rescale_offset", False) and known.do_rescale else 0.0
+            means = _channels(known.image_mean) if known.do_normalize else (0.0, 0.0, 0.0)
+            stds = _channels(known.image_std) if known.do_normalize else (1.0, 1.0, 1.0)
+            again = _channels(known.image_std) if getattr(known, "include_top", False) else (1.0, 1.0, 1.0)
+            mean = _each(lambda channel: (offset + means[channel]) / factor)
+            std = _each(lambda channel: stds[channel] * again[channel] / factor)
             picture_format = PictureFormat(*cropped, fit, resized, Resampling(known.resample), mean, std)
             size = size or (None if processor else own)
         return picture_format if size is None else picture_format.of_size(size)
@@ -164,8 +168,7 @@ _REPEATED = (
     "SegformerImageProcessor",
     "SiglipImageProcessor",
     "ViTImageProcessor",
-)
-"""Processors of transformers whose steps are those below. Others flip channels, say, or cut pictures into patches."""
+)  # Processors of transformers whose steps are those below. Others flip channels, say, or cut pictures into patches.
 _SAME = {"DINOv3ViTImageProcessor": "ViTImageProcessor"}
 """Processors that exist for torchvision only, with the same steps as another one."""
 
@@ -200,11 +203,7 @@ Geometry = tuple[Literal["stretch", "crop", "pad"], tuple[int, int], tuple[int, 
 
 
 def _geometry(known: Any, own: int | None) -> Geometry:
-    """Geometry of a processor.
-
-    Args:
-        own: Side that counts where the processor does not resize.
-    """
+    """Geometry of a processor. `own`: side that counts where the processor does not resize."""
     resize, crop = dict(known.size or {}), dict(known.crop_size or {})
     side = resize.get("shortest_edge")
     if type(known).__name__.startswith("ConvNext") and known.do_resize and side:
@@ -227,19 +226,6 @@ def _geometry(known: Any, own: int | None) -> Geometry:
     raise BackboneError(
         f"preprocessor_config.json: size={resize} is no size that all pictures share. Name a backbone whose size has "
         "height and width, or shortest_edge."
-    )
-
-
-def _normalisation(known: Any) -> tuple[Channels, Channels]:
-    """Mean and standard deviation that include the processor's own rescaling."""
-    factor = 255 * (float(known.rescale_factor) if known.do_rescale else 1.0)
-    offset = 1.0 if getattr(known, "rescale_offset", False) and known.do_rescale else 0.0
-    means = _channels(known.image_mean) if known.do_normalize else (0.0, 0.0, 0.0)
-    stds = _channels(known.image_std) if known.do_normalize else (1.0, 1.0, 1.0)
-    again = _channels(known.image_std) if getattr(known, "include_top", False) else (1.0, 1.0, 1.0)
-    return (
-        _each(lambda channel: (offset + means[channel]) / factor),
-        _each(lambda channel: stds[channel] * again[channel] / factor),
     )
 
 

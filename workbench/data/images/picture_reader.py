@@ -50,56 +50,13 @@ class Augmenter:
 
     config: AugmentConfig
     seed: int
-    epochs: float
-    """Passes over the training rows that the run will make."""
-    multiple: int
-    """The side of a smaller picture is a multiple of it, such as the side of a patch."""
+    epochs: float  # passes over the training rows that the run will make
+    multiple: int  # the side of a smaller picture is a multiple of it, such as the side of a patch
 
     def progress(self, epoch: int) -> float:
         """Share of the run that is done at some step of a pass, to show its pictures: 0 in the first, 1 in the last."""
         last = math.ceil(self.epochs) - 1
         return min(1.0, epoch / last) if last > 0 else 1.0
-
-    def __call__(self, picture_HW3: Pixels, *, epoch: int, key: int, repeat: int, progress: float) -> Pixels:
-        """The picture as a draw of it reads it.
-
-        Args:
-            key: Tells it from others wherever it stands.
-            repeat: How often the epoch has drawn it before.
-            progress: Share of the run that is done.
-        """
-        return augmentation.augment(
-            picture_HW3,
-            self.config,
-            seed=self.seed,
-            epoch=epoch,
-            row=key,
-            repeat=repeat,
-            progress=progress,
-            multiple=self.multiple,
-        )
-
-    def plan(
-        self, *, epoch: int, key: int, row: int, rows: int, size: tuple[int, int], repeat: int, progress: float
-    ) -> augmentation.MixPlan | None:
-        """How a sampled row is mixed with another of the `rows` rows of its set; None: it is not."""
-        return augmentation.mix_plan(
-            self.config,
-            seed=self.seed,
-            epoch=epoch,
-            row=key,
-            partner=int(_partners(rows, self.seed, epoch)[row]),
-            size=size,
-            repeat=repeat,
-            progress=progress,
-        )
-
-
-class _Draw(NamedTuple):
-    """A row that is read, and how often its epoch has drawn it before."""
-
-    row: int
-    repeat: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +85,6 @@ class PictureRows:
 
     @property
     def lengths(self) -> Indices:
-        """Patches of each row."""
         return np.full(len(self.place_N2), self.patches, dtype=np.int64)
 
     @property
@@ -170,35 +126,31 @@ class PictureRows:
     def _augmented(
         self, augmenter: Augmenter, indices: Indices, epoch: int, repeats: Indices
     ) -> tuple[list[Pixels], Mix | None]:
-        def changed(draw: _Draw) -> Pixels:
-            index, repeat = draw
-            key = int(self.key_N[index])
-            return augmenter(self.picture(index), epoch=epoch, key=key, repeat=repeat, progress=self.progress)
+        given: dict[str, Any] = {"seed": augmenter.seed, "epoch": epoch, "progress": self.progress}
 
-        def mixed(draw: _Draw) -> tuple[Pixels, int, float]:
+        def changed(draw: tuple[int, int]) -> Pixels:
+            picture, (index, repeat) = self.picture(draw[0]), draw
+            place = {"row": int(self.key_N[index]), "repeat": repeat, "multiple": augmenter.multiple}
+            return augmentation.augment(picture, augmenter.config, **place, **given)
+
+        def mixed(draw: tuple[int, int]) -> tuple[Pixels, int, float]:
             picture, (index, repeat) = changed(draw), draw
-            how = augmenter.plan(
-                epoch=epoch,
-                key=int(self.key_N[index]),
-                row=index,
-                rows=len(self.key_N),
-                size=(picture.shape[0], picture.shape[1]),
-                repeat=repeat,
-                progress=self.progress,
-            )
+            partner = int(_partners(len(self.key_N), augmenter.seed, epoch)[index])
+            place = {"row": int(self.key_N[index]), "repeat": repeat, "partner": partner}
+            size = (picture.shape[0], picture.shape[1])
+            how = augmentation.mix_plan(augmenter.config, size=size, **place, **given)
             if how is None:
                 return picture, index, 1.0
-            return augmentation.mix(picture, changed(_Draw(how.partner, repeat)), how), how.partner, how.weight
+            return augmentation.mix(picture, changed((how.partner, repeat)), how), how.partner, how.weight
 
         pixels = self.format.height * self.format.width
-        draws = list(map(_Draw, indices.tolist(), repeats.tolist()))
+        draws = list(zip(indices.tolist(), repeats.tolist(), strict=True))  # rows, and how often each was drawn before
         if not augmenter.config.mixes:
             return ordered_processes.by_threads(changed, draws, size=pixels), None
         pictures, partner_B, share_B = zip(*ordered_processes.by_threads(mixed, draws, size=pixels), strict=True)
         return list(pictures), Mix(np.asarray(partner_B), np.asarray(share_B))
 
     def take(self, indices: Indices) -> PictureRows:
-        """The rows `indices`."""
         return replace(self, place_N2=self.place_N2[indices], key_N=self.key_N[indices])
 
     def concatenated(self, other: PictureRows) -> PictureRows:
@@ -212,11 +164,9 @@ class PictureRows:
         )
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
-        """The pixels of each row."""
         return (self.picture(index) for index in range(len(self.place_N2)))
 
     def differ(self, other: PictureRows) -> npt.NDArray[np.bool_]:
-        """Which rows look different in `other`."""
         pairs = zip(self.arrays(), other.arrays(), strict=True)
         return np.asarray([not np.array_equal(one, two) for one, two in pairs], dtype=bool)
 
@@ -260,7 +210,6 @@ class PictureReader:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column with the picture."""
         return (self.image.column,)
 
     @property
@@ -277,11 +226,8 @@ class PictureReader:
         weighted: bool = False,
         columns: Mapping[str, str] | None = None,
     ) -> RecordSource:
-        """Read, decode and prepare the pictures of a folder, an archive, a table or a hub data set.
-
-        Raises:
-            DataError: Rows are malformed, or a column is missing.
-        """
+        """Read, decode and prepare the pictures of a folder, an archive, a table or a hub data set. Raises DataError:
+        rows are malformed, or a column is missing."""
         named = self.data.with_columns(columns)
         data = named if weighted else named.unweighted
 
@@ -301,19 +247,16 @@ class PictureReader:
         )
 
     def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:
-        """The pictures that another reader read, prepared as this one does, without labels."""
         name = self.image.column
         mine = [RawRow(row.place, {**row.columns, name: columns[name]}) for row, columns in rows]
         records = tuple(LabelledRecord(row, ()) for row in mine)
         return self._stored(RecordSource(source, fingerprint, records), labelled=False)
 
     def inputs(self, source: RecordSource) -> PictureRows:
-        """The pictures of each row."""
         assert isinstance(source.inputs, PictureRows)
         return source.inputs
 
     def describe(self, record: LabelledRecord) -> str:
-        """The name of a picture's file."""
         return self._file(record).name
 
     def rendered(self, inputs: RowInputs, index: int) -> str:
@@ -371,10 +314,8 @@ class PictureReader:
     def save(self, folder: Path) -> None:
         """Write how pictures are prepared into `folder`, also for a stock processor where it can do the same."""
         ranges = self.value_ranges()
-        facts = {"format": self.format.facts, "statistics": self._measured, "ranges": ranges}
-        files.write_json(folder / FILE, facts)
-        stock = self.image.prepare == PrepareConfig() and ranges == NO_RANGES
-        if self.format.processor is not None and stock:
+        files.write_json(folder / FILE, {"format": self.format.facts, "statistics": self._measured, "ranges": ranges})
+        if self.format.processor is not None and self.image.prepare == PrepareConfig() and ranges == NO_RANGES:
             files.write_json(folder / PROCESSOR, self.format.processor)
 
     @cached_property
@@ -427,7 +368,13 @@ class PictureReader:
             ranges=self.value_ranges(),
         )
         if stored.mistakes and refuse:
-            raise DataError(_refusal(source, stored.mistakes))
+            mistakes = stored.mistakes
+            shown = [mistakes[number] for number in sorted(mistakes)[:MAX_MISTAKES]]
+            count = "1 picture" if len(mistakes) == 1 else f"{len(mistakes)} pictures"
+            more = [f"  and {len(mistakes) - len(shown)} more"] if len(mistakes) > len(shown) else []
+            remedy = "Replace or delete them, or write data.on_bad_row=skip to leave them out and count them."
+            title = f"{source.name}: {count} of {len(source.records)} cannot be read:"
+            raise DataError("\n".join([title, *(f"  {text}" for text in shown), *more, remedy]))
         good = np.asarray([number not in stored.mistakes for number in range(len(source.records))])
         if not good.any():
             last = stored.mistakes[len(source.records) - 1]
@@ -489,12 +436,3 @@ def _training_ranges(sources: tuple[str, ...], column: str, max_pixels: int, dep
     candidates = (row.columns[column] for row in rows if not row.mistake)
     deep = [file for file in candidates if file.may_be_deep()]
     return preparation.measure_ranges(deep, max_pixels=max_pixels, depth=depth, folder=cache_folder() / "value_ranges")
-
-
-def _refusal(source: RecordSource, mistakes: Mapping[int, str]) -> str:
-    shown = [mistakes[number] for number in sorted(mistakes)[:MAX_MISTAKES]]
-    count = "1 picture" if len(mistakes) == 1 else f"{len(mistakes)} pictures"
-    more = [f"  and {len(mistakes) - len(shown)} more"] if len(mistakes) > len(shown) else []
-    remedy = "Replace or delete them, or write data.on_bad_row=skip to leave them out and count them."
-    title = f"{source.name}: {count} of {len(source.records)} cannot be read:"
-    return "\n".join([title, *(f"  {text}" for text in shown), *more, remedy])

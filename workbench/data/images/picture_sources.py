@@ -26,7 +26,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -58,11 +58,8 @@ def archive_of(path: Path) -> Path | None:
 
 
 def _archive_members(archive: Path) -> list[Member]:
-    """All files and folders of an archive.
-
-    Raises:
-        DataError: It is damaged, encrypted or compressed as a whole, or holds links or paths that lead out of it.
-    """
+    """All files and folders of an archive. Raises DataError: it is damaged, encrypted or compressed as a whole, or
+    holds links or paths that lead out of it."""
     return _of_tar(archive) if archive.suffix.lower() == ".tar" else _of_zip(archive)
 
 
@@ -95,21 +92,18 @@ def _of_tar(archive: Path) -> list[Member]:
             f"{archive}: not a tar archive that can be read ({error}). A compressed one must be unpacked; name the "
             "folder. Else copy or download it again."
         ) from None
-    return [_tar_member(archive, info) for info in entries.values()]
-
-
-def _tar_member(archive: Path, info: tarfile.TarInfo) -> Member:
-    path = _path_inside(archive, info.name)
-    if info.issym() or info.islnk():
-        raise DataError(
-            f"{archive}: {info.name} is a link to {info.linkname}. Pack it again with the files themselves: "
-            "tar --dereference --hard-dereference -cf."
-        )
-    if info.isdir():
-        return Member(path, is_folder=True)
-    if not info.isfile() or info.issparse():
-        raise DataError(f"{archive}: {info.name} is no plain file. Pack it again without.")
-    return Member(path, is_folder=False, span=(info.offset_data, info.size))
+    members = []
+    for info in entries.values():
+        path = _path_inside(archive, info.name)
+        if info.issym() or info.islnk():
+            raise DataError(
+                f"{archive}: {info.name} is a link to {info.linkname}. Pack it again with the files themselves: "
+                "tar --dereference --hard-dereference -cf."
+            )
+        if not info.isdir() and (not info.isfile() or info.issparse()):
+            raise DataError(f"{archive}: {info.name} is no plain file. Pack it again without.")
+        members.append(Member(path, info.isdir(), None if info.isdir() else (info.offset_data, info.size)))
+    return members
 
 
 def _path_inside(archive: Path, name: str) -> PurePosixPath:
@@ -126,20 +120,12 @@ _OTHER_NUMBERS = (b"\x09", b"\x0b", b"\x0c", b"\x0d", b"\x0e")
 
 def is_idx(path: Path) -> bool:
     """Whether a path is named like an idx file, and no folder."""
-    return _is_named_idx(path) and not path.is_dir()
-
-
-def _is_named_idx(path: PurePath) -> bool:
-    """Whether a path is named like an idx file."""
-    return _NAME.fullmatch(path.name) is not None
+    return _NAME.fullmatch(path.name) is not None and not path.is_dir()
 
 
 def _idx_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
-    """Yield the pictures of an idx file, grey or in colour, with labels where their file is beside it.
-
-    Raises:
-        DataError: It is missing or damaged, or holds labels, or other than as many labels.
-    """
+    """Yield the pictures of an idx file, grey or in colour, with labels where their file is beside it. Raises
+    DataError: it is missing or damaged, or holds labels, or other than as many labels."""
     if "labels" in path.name:
         of_colours, of_grey = (_renamed(path, "images", dimensions) for dimensions in (4, 3))
         name = (of_colours if _idx_file(of_colours) else of_grey).name
@@ -171,12 +157,6 @@ def _idx_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
         yield RawRow(location, columns)
 
 
-def idx_fingerprint(path: Path) -> str:
-    """SHA-256 over both files."""
-    contents = (_whole_bytes(content) for each in (path, _renamed(path, "labels", 1)) if (content := _idx_file(each)))
-    return hashlib.sha256(" ".join(hashlib.sha256(each).hexdigest() for each in contents).encode()).hexdigest()
-
-
 def _idx_file(path: Path) -> PictureFile | None:
     """The file, on disk or in an archive; None where there is none."""
     archive = archive_of(path)
@@ -188,8 +168,7 @@ def _idx_file(path: Path) -> PictureFile | None:
 
 
 def _renamed(path: Path, kind: str, dimensions: int) -> Path:
-    name = re.sub(r"images|labels", kind, path.name)
-    return path.with_name(re.sub(r"idx\d", f"idx{dimensions}", name))
+    return path.with_name(re.sub(r"idx\d", f"idx{dimensions}", re.sub(r"images|labels", kind, path.name)))
 
 
 def _whole_bytes(file: PictureFile) -> bytes:
@@ -225,21 +204,11 @@ PICTURES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".tga", ".ico"),
 )
-_UNREADABLE = (".svg", ".heic", ".heif")
-"""Pictures all the same: decoding says how they are converted."""
+_UNREADABLE = (".svg", ".heic", ".heif")  # pictures all the same: decoding says how they are converted
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 _SPLITS = (
-    "train",
-    "training",
-    "test",
-    "testing",
-    "val",
-    "valid",
-    "validation",
-    "dev",
-    "eval",
-    "unlabelled",
-    "unlabeled",
+    *("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"),
+    *("unlabelled", "unlabeled"),
 )
 _DEEPEST = 20
 _PERMIT = "Make it readable, or name another folder."
@@ -252,12 +221,9 @@ class _Tree:
     name: str
     files: list[PurePosixPath]
     folders: list[PurePosixPath]
-    root: Path | PurePosixPath
-    """The folder on disk or inside the archive."""
-    archive: Path | None = None
-    """The archive that holds it."""
-    spans: Mapping[PurePosixPath, tuple[int, int]] = field(default_factory=dict)
-    """Places of the files in a tar archive."""
+    root: Path | PurePosixPath  # the folder on disk or inside the archive
+    archive: Path | None = None  # the archive that holds it
+    spans: Mapping[PurePosixPath, tuple[int, int]] = field(default_factory=dict)  # places of the files in a tar archive
 
     def picture(self, file: PurePosixPath) -> PictureFile:
         name = f"{self.name}/{file}"
@@ -295,20 +261,37 @@ def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
     """Yield the pictures of a folder or an archive, with their class folders as labels.
 
     Classes come in turn, the first picture of each by name and then the second ones, so that the first rows hold all
-    classes as evenly as they can.
-
-    Raises:
-        DataError: It holds no pictures, an empty class folder, two folders for one class, several splits, or files of
-            which it is not clear what they are.
+    classes as evenly as they can. Raises DataError: it holds no pictures, an empty class folder, two folders for one
+    class, several splits, or files of which it is not clear what they are.
     """
     archive = archive_of(path)
-    tree = _unwrapped(_tree_of_folder(path) if archive is None else _tree_of_archive(path, archive))
+    tree = _tree_of_folder(path) if archive is None else _tree_of_archive(path, archive)
+    # Folders that hold a single folder and nothing else, as archives of a folder do, are left out.
+    while len(tops := {each.parts[0] for each in (*tree.files, *tree.folders)}) == 1:
+        below = tree.below(*tops)
+        if not below.folders or any(len(file.parts) == 1 for file in below.files):
+            break
+        tree = below
     loose = [file for file in tree.files if len(file.parts) == 1]
     classes = sorted({each.parts[0] for each in (*tree.files, *tree.folders) if each not in loose})
-    if idx_names := sorted(str(file) for file in tree.files if _is_named_idx(file)):
+    if idx_names := sorted(str(file) for file in tree.files if _NAME.fullmatch(file.name)):
         pictures = [file for file in idx_names if "labels" not in file] or ["the file of their pictures"]
         raise DataError(f"{tree.name}: holds idx files. Name one: {tree.name}/{f' or {tree.name}/'.join(pictures)}.")
-    _require_known_kinds(tree)
+    for file in sorted(tree.files):
+        suffix = file.suffix.lower()
+        if suffix in _TABLES:
+            cure = "Name it to read its rows" if tree.archive is None else "Unpack the archive and name the table"
+            raise DataError(
+                f"{tree.name}/{file}: a table beside pictures. {cure} (image.column holds the paths), or move it "
+                "elsewhere."
+            )
+        if suffix == ".arrow":
+            raise DataError(
+                f"{tree.name}/{file}: a data set as `datasets` saves it. Write it as a table, "
+                'load_from_disk(FOLDER).to_parquet("rows.parquet"), and name that.'
+            )
+        if suffix not in ("", *PICTURES, *_UNREADABLE):
+            raise DataError(f"{tree.name}/{file}: unknown kind of file `{suffix}` among pictures. Move it elsewhere.")
     if not tree.files and not classes:
         raise DataError(f"{tree.name}: holds no pictures. Known: {', '.join(PICTURES)}.")
     if len(classes) > 1 and all(name.lower() in _SPLITS for name in classes):
@@ -328,16 +311,12 @@ def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
             "Put all their pictures into one, or rename one."
         )
     files = sorted(tree.files, key=lambda file: file.parts)
-    for file in _in_turn(files) if classes else files:
+    if classes:
+        own_files = [list(own) for _, own in itertools.groupby(files, key=lambda file: file.parts[0])]
+        files = [file for turn in itertools.zip_longest(*own_files) for file in turn if file is not None]
+    for file in files:
         picture = tree.picture(file)
         yield RawRow(picture.name, {column: picture} if not classes else {column: picture, label: file.parts[0]})
-
-
-def _in_turn(files: Sequence[PurePosixPath]) -> Iterator[PurePosixPath]:
-    """Sorted files: the first one of each class folder, then the second ones; smaller classes end earlier."""
-    classes = [list(own) for _, own in itertools.groupby(files, key=lambda file: file.parts[0])]
-    for turn in itertools.zip_longest(*classes):
-        yield from filter(None, turn)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -347,9 +326,12 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def _tree_of_folder(folder: Path) -> _Tree:
+    def refuse(error: OSError) -> None:
+        raise error
+
     tree = _Tree(str(folder), [], [], folder)
     try:
-        for place, folders, names in os.walk(folder, followlinks=True, onerror=_refuse):
+        for place, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
             here = PurePosixPath(Path(place).relative_to(folder).as_posix())
             if len(here.parts) > _DEEPEST:
                 raise DataError(f"{place}: folders {_DEEPEST} deep: a link that leads back? Remove it.")
@@ -359,10 +341,6 @@ def _tree_of_folder(folder: Path) -> _Tree:
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror}). {_PERMIT}") from None
     return tree
-
-
-def _refuse(error: OSError) -> None:
-    raise error
 
 
 def _tree_of_archive(path: Path, archive: Path) -> _Tree:
@@ -399,51 +377,18 @@ def _ignored(name: str) -> bool:
     )
 
 
-def _unwrapped(tree: _Tree) -> _Tree:
-    """The tree below folders that hold a single folder and nothing else, as archives of a folder do."""
-    while True:
-        tops = {each.parts[0] for each in (*tree.files, *tree.folders)}
-        if len(tops) != 1 or not any(len(folder.parts) > 1 for folder in tree.folders):
-            return tree
-        below = tree.below(*tops)
-        if any(len(file.parts) == 1 for file in below.files):
-            return tree
-        tree = below
-
-
-def _require_known_kinds(tree: _Tree) -> None:
-    for file in sorted(tree.files):
-        suffix = file.suffix.lower()
-        if suffix in _TABLES:
-            cure = "Name it to read its rows" if tree.archive is None else "Unpack the archive and name the table"
-            raise DataError(
-                f"{tree.name}/{file}: a table beside pictures. {cure} (image.column holds the paths), or move it "
-                "elsewhere."
-            )
-        if suffix == ".arrow":
-            raise DataError(
-                f"{tree.name}/{file}: a data set as `datasets` saves it. Write it as a table, "
-                'load_from_disk(FOLDER).to_parquet("rows.parquet"), and name that.'
-            )
-        if suffix not in ("", *PICTURES, *_UNREADABLE):
-            raise DataError(f"{tree.name}/{file}: unknown kind of file `{suffix}` among pictures. Move it elsewhere.")
-
-
-LABEL = "label"
-"""Column of the class that folders and idx files say."""
+LABEL = "label"  # column of the class that folders and idx files say
 
 
 def read_rows(source: str, column: str = "image") -> Iterator[RawRow]:
-    """Yield the rows of a source of pictures; each has a `PictureFile` in `column`.
+    """Yield the rows of a source of pictures; each has a `PictureFile` in `column`. Raises DataError: the source is
+    missing, holds no pictures, or does not say clearly which class they have.
 
     Args:
         source: A folder, a zip or tar archive or a folder inside one, an idx file of images, a single picture, a table,
             a folder of tables, or a hub data set.
         column: The picture in a table: a path from the table's folder, the bytes of a file, or both, as `datasets` do;
             in a table of text the bytes in base64, or a data URI.
-
-    Raises:
-        DataError: The source is missing, holds no pictures, or does not say clearly which class they have.
     """
     path = _path(source)
     if is_idx(path):
@@ -484,7 +429,9 @@ def fingerprint(source: str, column: str = "image") -> str:
     """Identify the content of all files of a source by SHA-256, with their names; of a hub data set, id@commit."""
     path = _path(source)
     if is_idx(path):
-        return idx_fingerprint(path)
+        files = (content for each in (path, _renamed(path, "labels", 1)) if (content := _idx_file(each)))
+        digests = (hashlib.sha256(_whole_bytes(each)).hexdigest() for each in files)
+        return hashlib.sha256(" ".join(digests).encode()).hexdigest()
     hasher = hashlib.sha256()
     if not _is_tree(path) and not _is_picture(path):
         table = rows.fingerprint(source)
@@ -571,17 +518,13 @@ def _picture(value: Any, place: str, folder: Path | None, column: str) -> Pictur
     )
 
 
-_LONGEST_SHOWN = 200
-"""Characters of a path that a message shows."""
+_LONGEST_SHOWN = 200  # characters of a path that a message shows
 _DATA_URI = re.compile(r"data:(?P<kind>[^,]{0,200}),", re.IGNORECASE)
 
 
 def _of_text(value: str, column: str) -> bytes | None:
-    """The bytes of a picture that text holds as a data URI or in base64; None of other text.
-
-    Raises:
-        DataError: A data URI that holds no base64.
-    """
+    """The bytes of a picture that text holds as a data URI or in base64; None of other text. Raises DataError: a data
+    URI that holds no base64."""
     uri = _DATA_URI.match(text := value.strip())
     if uri is None:
         # Whether a picture begins is told by the first signs, so that a path costs nothing.

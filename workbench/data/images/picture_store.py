@@ -19,8 +19,8 @@ import shutil
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,18 +45,15 @@ if TYPE_CHECKING:  # decoding processes start four times as fast without the con
     from workbench.config.sections.picture_prepare_config import PrepareConfig
 
 
-Mistakes = dict[int, str]
-"""Why pictures cannot be read, by their index, without the pictures' names."""
+Mistakes = dict[int, str]  # why pictures cannot be read, by their index, without the pictures' names
 
 
 @dataclass(frozen=True)
 class Work:
     """The steps that each picture goes through, and the file of pixels that it is written to."""
 
-    path: Path
-    """A .npy file of shape (N, H, W, 3)."""
-    offset: int
-    """Bytes of the file before the first picture."""
+    path: Path  # a .npy file of shape (N, H, W, 3)
+    offset: int  # bytes of the file before the first picture
     format: PictureFormat
     prepare: PrepareConfig
     max_pixels: int
@@ -82,14 +79,8 @@ def fill(chunk: range, files: Sequence[PictureFile], work: Work) -> Mistakes:
 
 
 def fill_by_several(chunks: Sequence[range], files: Sequence[PictureFile], work: Work, *, others: int) -> Mistakes:
-    """Write the prepared pictures of all chunks, by this process and `others` beside it.
-
-    Args:
-        files: All pictures; chunks are of their indices.
-
-    Raises:
-        DataError: One of the processes was killed.
-    """
+    """Write the prepared pictures of all chunks, by this process and `others` beside it. Raises DataError: one of the
+    processes was killed. `files`: all pictures; chunks are of their indices."""
     # Other processes start four times as fast without the configuration.
     settings = cast("PrepareConfig", SimpleNamespace(**work.prepare.model_dump()))
     mistakes: Mistakes = {}
@@ -109,10 +100,8 @@ def _fill_chunk(work: Work, item: tuple[range, Sequence[PictureFile]]) -> Mistak
     return fill(*item, work)
 
 
-VARIABLE = "WORKBENCH_CACHE_GB"
-"""Environment variable: gigabytes that prepared pictures may take together."""
-SHARE = 0.5
-"""Share of the disk's room, what they take and what is free, that they may take where VARIABLE is not set."""
+VARIABLE = "WORKBENCH_CACHE_GB"  # environment variable: gigabytes that prepared pictures may take together
+SHARE = 0.5  # share of the disk's room, what they take and what is free, that they may take where VARIABLE is not set
 _log = logging.getLogger(__name__)
 
 
@@ -128,40 +117,37 @@ def use(store: Path) -> Callable[[], None]:
 
 
 def make_room(folder: Path, needed: int) -> None:
-    """Delete stores in `folder` until there is room for `needed` more bytes within the limit, and tell which.
-
-    Raises:
-        ConfigError: The limit is no number.
-    """
-    size_of = {path: _size(path) for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    """Delete stores in `folder` until there is room for `needed` more bytes within the limit, and tell which. Raises
+    ConfigError: the limit is no number."""
+    size_of: dict[Path, int] = {}
+    for path in folder.iterdir():
+        if path.is_dir() and not path.name.startswith("."):
+            size_of[path] = 0
+            with suppress(OSError):  # another process deletes it
+                size_of[path] = sum(file.stat().st_size for file in path.iterdir())
     taken = sum(size_of.values())
-    limit = _limit(taken + shutil.disk_usage(folder).free)
+    limit, given = SHARE * (taken + shutil.disk_usage(folder).free), os.environ.get(VARIABLE)
+    if given:
+        limit = math.nan
+        with suppress(ValueError):
+            limit = float(given) * 1e9
+        if not math.isfinite(limit) or limit < 0:
+            raise ConfigError(f"{VARIABLE}={given}: expected a number of gigabytes, such as 50.")
     for path in sorted(size_of, key=_last_use):
         if taken + needed <= limit:
             return
-        if _removed(path):
-            taken -= size_of[path]
-            _log.warning(
-                "%s: prepared pictures (%s) were deleted, used longest ago; all may take %s. Set %s to keep more.",
-                *(path, units.size(size_of[path]), units.size(limit), VARIABLE),
-            )
-
-
-def _limit(room: int) -> float:
-    given = os.environ.get(VARIABLE)
-    if not given:
-        return SHARE * room
-    with suppress(ValueError):
-        if math.isfinite(limit_gb := float(given)) and limit_gb >= 0:
-            return limit_gb * 1e9
-    raise ConfigError(f"{VARIABLE}={given}: expected a number of gigabytes, such as 50.")
-
-
-def _size(store: Path) -> int:
-    total_bytes = 0
-    with suppress(OSError):  # another process deletes it
-        total_bytes = sum(file.stat().st_size for file in store.iterdir())
-    return total_bytes
+        try:  # unless a process uses or makes it
+            with path.with_suffix(".used").open("a") as used, path.with_suffix(".lock").open("a") as lock:
+                for file in (used, lock):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+        except OSError:  # in use, deleted by another process, or not ours to delete
+            continue
+        taken -= size_of[path]
+        _log.warning(
+            "%s: prepared pictures (%s) were deleted, used longest ago; all may take %s. Set %s to keep more.",
+            *(path, units.size(size_of[path]), units.size(limit), VARIABLE),
+        )
 
 
 def _last_use(store: Path) -> float:
@@ -171,44 +157,24 @@ def _last_use(store: Path) -> float:
     return 0.0
 
 
-def _removed(store: Path) -> bool:
-    """Delete a store unless a process uses or makes it; whether it was deleted."""
-    try:
-        with store.with_suffix(".used").open("a") as used, store.with_suffix(".lock").open("a") as lock:
-            for file in (used, lock):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(store)
-    except OSError:  # in use, deleted by another process, or not ours to delete
-        return False
-    return True
-
-
-VERSION = "3"
-"""Raise it when the files, or what preparation does, change."""
-CORES = len(os.sched_getaffinity(0))
-"""Cores that this process may use."""
-CHUNK = 8
-"""Pictures that a process is given at a time."""
+VERSION = "3"  # raise it when the files, or what preparation does, change
+CORES = len(os.sched_getaffinity(0))  # cores that this process may use
+CHUNK = 8  # pictures that a process is given at a time
 PATIENCE = 0.3
 """Seconds of work that are left, at the pace of the first pictures, from which `auto` starts processes: the time of
 reading files, and processor time, since on a busy machine starting a process takes as many times longer as decoding."""
-BLOCK = 2**20
-"""Bytes of a file that are checked at a time, and stay in the processor's cache."""
-TRIAL = 0.03
-"""Seconds of such work that `auto` does in this process before it judges."""
+BLOCK = 2**20  # bytes of a file that are checked at a time, and stay in the processor's cache
+TRIAL = 0.03  # seconds of such work that `auto` does in this process before it judges
 
 
 @dataclass(frozen=True)
 class StoredPictures:
     """Prepared pictures, in the order in which they were given."""
 
-    pixels: npt.NDArray[np.uint8]
-    """(N, H, W, 3), mapped from a file; black where a picture has a mistake."""
-    mistakes: Mapping[int, str]
-    """Why pictures cannot be read, by their index."""
+    pixels: npt.NDArray[np.uint8]  # (N, H, W, 3), mapped from a file; black where a picture has a mistake
+    mistakes: Mapping[int, str]  # why pictures cannot be read, by their index
     folder: Path
-    decoded: int
-    """Pictures that were decoded now; 0 where an earlier run had stored them."""
+    decoded: int  # pictures that were decoded now; 0 where an earlier run had stored them
 
 
 def store(
@@ -222,7 +188,8 @@ def store(
     statistics: PictureStatistics | None = None,
     ranges: ValueRanges = NO_RANGES,
 ) -> StoredPictures:
-    """Decode and prepare pictures, or find them as an earlier run stored them in `folder`.
+    """Decode and prepare pictures, or find them as an earlier run stored them in `folder`. Raises DataError: decoding
+    processes were killed; FileError: the store cannot be written.
 
     Args:
         max_pixels: Of a file; larger ones are mistakes.
@@ -231,16 +198,17 @@ def store(
         folder: Where stores are kept, each in a folder of its own.
         statistics: Of the training rows, for `standardise=data`.
         ranges: Of the training rows, for pictures of more than 8 bits a value.
-
-    Raises:
-        DataError: Decoding processes were killed.
-        FileError: The store cannot be written.
     """
     work = Work(Path(), 0, format, prepare, max_pixels, statistics, ranges)
     path = folder / _fingerprint(files, work)
     if (cached := _opened(path, files)) is not None:
         return cached
-    with _locked(path):
+    lock = path.with_suffix(".lock")
+    whole_files.require_writable(lock)
+    with lock.open("a") as file:  # no other process makes this store, so that ranks of one run decode once
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for unfinished in path.parent.glob(f".{path.name}.*"):  # left by a process that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
         if (cached := _opened(path, files)) is not None:  # another process made it meanwhile
             return cached
         needed = len(files) * format.height * format.width * 3
@@ -262,18 +230,6 @@ def store(
 
 
 _PIXELS, _INDEX = "pixels.npy", "index.json"
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Inside, no other process makes this store, so that ranks of one run decode once; what a killed one left goes."""
-    lock = path.with_suffix(".lock")
-    whole_files.require_writable(lock)
-    with lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        for unfinished in path.parent.glob(f".{path.name}.*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
-        yield
 
 
 def _fingerprint(files: Sequence[PictureFile], work: Work) -> str:
@@ -335,8 +291,7 @@ def _write(files: Sequence[PictureFile], work: Work, path: Path, workers: int | 
     """Fill the file of pixels; returns the mistakes."""
     shape = (len(files), work.format.height, work.format.width, 3)
     with path.open("wb") as file:
-        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         work = replace(work, path=path, offset=file.tell())
         if files:  # a disk that is too full fails here, not after hours
             os.posix_fallocate(file.fileno(), work.offset, math.prod(shape))
@@ -346,8 +301,7 @@ def _write(files: Sequence[PictureFile], work: Work, path: Path, workers: int | 
     done = _fill_few(files, work, mistakes) if workers == "auto" else 0
     chunks = [range(start, min(start + CHUNK, len(files))) for start in range(done, len(files), CHUNK)]
     if chunks:
-        others = CORES - 1 if workers == "auto" else workers
-        mistakes |= fill_by_several(chunks, files, work, others=others)
+        mistakes |= fill_by_several(chunks, files, work, others=CORES - 1 if workers == "auto" else workers)
     return mistakes
 
 

@@ -45,11 +45,8 @@ def prepare(
     format: PictureFormat,
     statistics: PictureStatistics | None = None,
 ) -> Pixels:
-    """The picture (H, W, 3), or an image of mode RGB, as it is stored: (format.height, format.width, 3).
-
-    Args:
-        statistics: Of the training rows; needed where `config.standardise` is `data`.
-    """
+    """The picture (H, W, 3), or an image of mode RGB, as it is stored: (format.height, format.width, 3). `statistics`:
+    of the training rows; needed where `config.standardise` is `data`."""
     *_, (_, prepared) = steps(picture, config, format, statistics)
     return prepared
 
@@ -66,7 +63,9 @@ def steps(
         yield "median", picture
     if config.standardise != "none":
         picture = np.asarray(picture)
-        picture = standardised(picture, statistics if config.standardise == "data" else own_statistics(picture))
+        if config.standardise == "picture":  # the same for each channel, so that colours stay
+            statistics = PictureStatistics((float(picture.mean()),) * 3, (float(picture.std()),) * 3)
+        picture = standardised(picture, statistics)
         yield "standardise", picture
     if config.edges != "none":
         picture = np.asarray(picture)
@@ -86,12 +85,6 @@ def steps(
 def denoised(picture: Pixels, config: PrepareConfig) -> Pixels:
     """The picture after the median filter, where it is on."""
     return picture if config.median is None else _pixels(cv2.medianBlur(picture, config.median))
-
-
-def own_statistics(picture: Pixels) -> PictureStatistics:
-    """Mean and standard deviation over all values of a picture, the same for each channel, so that colours stay."""
-    mean, std = float(picture.mean()), float(picture.std())
-    return PictureStatistics((mean,) * 3, (std,) * 3)
 
 
 def standardised(picture: Pixels, statistics: PictureStatistics | None) -> Pixels:
@@ -130,41 +123,27 @@ def _strength(along: Gradient, down: Gradient) -> Pixels:
     return _pixels(np.rint(lengths / 4).clip(0, 255).astype(np.uint8))
 
 
-SMALLEST_OBJECT = 0.005
-"""Share of the picture's area below which a contour is noise."""
-LEAST_CONTRAST = 24
-"""Levels by which an object and its background differ at least, of 255."""
+SMALLEST_OBJECT = 0.005  # share of the picture's area below which a contour is noise
+LEAST_CONTRAST = 24  # levels by which an object and its background differ at least, of 255
 
 
 def cropped_to_object(picture: Pixels, *, margin: float) -> Pixels:
-    """The part around the largest contour; the whole picture where there is no clear object.
-
-    Args:
-        margin: Added on each side where there is room, as a share of the object's longer side.
-    """
-    box = object_box(picture)
-    if box is None:
-        return picture
-    left, top, width, height = box
-    border = round(margin * max(width, height))
-    return picture[max(0, top - border) : top + height + border, max(0, left - border) : left + width + border]
-
-
-def object_box(picture: Pixels) -> tuple[int, int, int, int] | None:
-    """Left, top, width and height of the largest contour that stands out from what the picture's border shows."""
+    """The part around the largest contour that stands out from what the picture's border shows; the whole picture where
+    there is no clear object. `margin`: added on each side where there is room, as a share of the object's longer
+    side."""
     grey = cv2.GaussianBlur(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY), (5, 5), 0)
     _, mask = cv2.threshold(grey, 0, 255, cv2.THRESH_BINARY + cv2.THRESH_OTSU)
     if not 0 < mask.mean() < 255 or grey[mask > 0].mean() - grey[mask == 0].mean() < LEAST_CONTRAST:
-        return None
-    border = np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
-    if border.mean() > 127.5:  # the border shows the background
+        return picture
+    if np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]]).mean() > 127.5:  # the border shows the background
         mask = 255 - mask
     contours, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
     largest = max(contours, key=cv2.contourArea)
     if cv2.contourArea(largest) < SMALLEST_OBJECT * mask.size:
-        return None
+        return picture
     left, top, width, height = cv2.boundingRect(largest)
-    return left, top, width, height
+    border = round(margin * max(width, height))
+    return picture[max(0, top - border) : top + height + border, max(0, left - border) : left + width + border]
 
 
 def resized(picture: Image.Image | Pixels, config: PrepareConfig, format: PictureFormat) -> Pixels:
@@ -186,20 +165,15 @@ def resized(picture: Image.Image | Pixels, config: PrepareConfig, format: Pictur
         size = (max(1, round(height * scale)), max(1, round(width * scale)))
     if size != (height, width):
         image = image.resize(size[::-1], resample=format.resample)
-    return _middle(np.asarray(image), format, fill=fit == "pad")
-
-
-def _middle(picture: Pixels, format: PictureFormat, *, fill: bool) -> Pixels:
-    """The middle of a picture, with a border where it is smaller: black, or the mean colour of normalisation."""
-    height, width = picture.shape[:2]
-    top, left = (height - format.height) // 2, (width - format.width) // 2
+    whole = np.asarray(image)
+    top, left = (size[0] - format.height) // 2, (size[1] - format.width) // 2
+    middle = whole[max(0, top) : max(0, top) + format.height, max(0, left) : max(0, left) + format.width]
     if top >= 0 and left >= 0:
-        return picture[top : top + format.height, left : left + format.width]
-    colour = np.rint(np.asarray(format.mean) * 255).clip(0, 255).astype(np.uint8) if fill else np.zeros(3, np.uint8)
-    canvas = np.empty((format.height, format.width, 3), np.uint8)
-    canvas[:] = colour
-    kept = picture[max(0, top) : max(0, top) + format.height, max(0, left) : max(0, left) + format.width]
-    canvas[max(0, -top) :, max(0, -left) :][: kept.shape[0], : kept.shape[1]] = kept
+        return middle
+    # The border is black, or has the mean colour of normalisation.
+    colour = np.rint(np.asarray(format.mean) * 255).clip(0, 255) if fit == "pad" else 0
+    canvas = np.full((format.height, format.width, 3), colour, np.uint8)
+    canvas[max(0, -top) :, max(0, -left) :][: middle.shape[0], : middle.shape[1]] = middle
     return canvas
 
 
@@ -212,22 +186,15 @@ def _pixels(values: npt.NDArray[np.generic]) -> Pixels:
     return np.asarray(values, np.uint8)
 
 
-MOST = 1000
-"""Pictures that are looked at, evenly spread; more would change a mean by less than a level."""
+MOST = 1000  # pictures that are looked at, evenly spread; more would change a mean by less than a level
 
 
 def measure_statistics(
     files: Sequence[PictureFile], prepare: PrepareConfig, *, max_pixels: int, ranges: ValueRanges = NO_RANGES
 ) -> PictureStatistics:
-    """Mean and standard deviation of each channel over pictures, which weigh the same whatever their size.
-
-    Args:
-        files: Of training rows only: held-out rows would leak into what is trained on. Unreadable ones do not count.
-        prepare: Its median filter comes first, as when pictures are prepared.
-
-    Raises:
-        DataError: None of them can be read.
-    """
+    """Mean and standard deviation of each channel over pictures, which weigh the same whatever their size. Raises
+    DataError: none of them can be read. `files`: of training rows only: held-out rows would leak into what is trained
+    on. Unreadable ones do not count. `prepare`: its median filter comes first, as when pictures are prepared."""
     moments, last = [], ""
     for index in np.unique(np.linspace(0, len(files) - 1, min(MOST, len(files))).round().astype(int)):
         try:
@@ -244,8 +211,7 @@ def measure_statistics(
     return PictureStatistics(tuple(mean_3.tolist()), tuple(std_3.tolist()))
 
 
-_VERSION = "1"
-"""Raise it when what is kept changes."""
+_VERSION = "1"  # raise it when what is kept changes
 _Span = tuple[float, float]
 _KINDS = ("integers", "floats")
 
@@ -291,21 +257,19 @@ def _kept(files: Sequence[PictureFile], max_pixels: int, folder: Path) -> dict[s
     path = folder / f"{name.hexdigest()[:32]}.json"
     with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or a damaged one
         return {kind: (float(low), float(high)) for kind, (low, high) in json.loads(path.read_text()).items()}
+
+    def span(file: PictureFile) -> tuple[str, _Span] | None:
+        try:
+            values = file.deep_values(max_pixels=max_pixels)
+            return None if values is None else (_KINDS[values.dtype.kind == "f"], extremes(values))
+        except (DataError, ValueError):
+            return None
+
     spans: dict[str, _Span] = {}
-    for each in ordered_processes.by_threads(
-        lambda file: _extremes(file, max_pixels), files, size=ordered_processes.LARGE
-    ):
+    for each in ordered_processes.by_threads(span, files, size=ordered_processes.LARGE):
         if each is not None:
             kind, (low, high) = each
             known = spans.get(kind, (low, high))
             spans[kind] = (min(low, known[0]), max(high, known[1]))
     whole_files.write_json(path, spans)
     return spans
-
-
-def _extremes(file: PictureFile, max_pixels: int) -> tuple[str, _Span] | None:
-    try:
-        values = file.deep_values(max_pixels=max_pixels)
-        return None if values is None else (_KINDS[values.dtype.kind == "f"], extremes(values))
-    except (DataError, ValueError):
-        return None

@@ -40,12 +40,10 @@ class RepeatedRows(DealtRows[LabelledSet]):
 
     @property
     def lengths(self) -> Indices:
-        """Tokens or patches of each number."""
         return np.tile(self.rows.lengths, self._times)
 
     @property
     def supervised(self) -> Weights:
-        """Weight of each number."""
         weights: Weights = np.concatenate([self.rows.supervised] * self._times)
         return weights
 
@@ -55,20 +53,14 @@ class RepeatedRows(DealtRows[LabelledSet]):
         return row_numbers
 
     def place(self, index: int) -> str:
-        """File and row of a number."""
         return self.rows.place(index % len(self.rows))
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows of these numbers, padded."""
         return self.rows.batch(self.row_of(indices), epoch=epoch, repeats=indices // len(self.rows))
 
     def numbers(self, row_M: Indices, *, seed: int, epoch: int) -> Indices:
-        """The number of each draw of an epoch, of its row and of the draws of the row in earlier steps.
-
-        Args:
-            row_M: The row of each draw, of 0 to M - 1.
-            seed: Of the run, by which draws are dealt to steps.
-        """
+        """The number of each draw of an epoch, of its row and of the draws of the row in earlier steps. `row_M`: the
+        row of each draw, of 0 to M - 1. `seed`: of the run, by which draws are dealt to steps."""
         if not self.rows.inputs.redrawn:
             return row_M
         return resampling.numbered(row_M, rows=len(self.rows), seed=seed, epoch=epoch)

@@ -28,7 +28,7 @@ from workbench.data.labelled.records import RecordSource, RowInputs, RowReader
 from workbench.data.text import decontamination
 from workbench.data.text.decontamination import Contamination, TextRow
 from workbench.data.text.quality import cleaning
-from workbench.data.text.quality.cleaning import Cleaning, Flag
+from workbench.data.text.quality.cleaning import Cleaning
 from workbench.data.text.quality.rules import RowText
 from workbench.errors import DataError
 
@@ -61,20 +61,11 @@ def split_off(source: RecordSource, config: RunConfig, path: str) -> tuple[Recor
     return source.subset(~held_out), source.subset(held_out)
 
 
-def without_shared_rows(train: RecordSource, other: RecordSource, *, drop: bool) -> RecordSource:
-    """`train` without rows whose content is also in `other`; raises what `overlap.without_overlap` does."""
-    but = "" if train.records[0].digest else " but for case and punctuation"  # pictures are equal whole
-    return held_out_split.without_overlap(train, other, drop=drop, but=but)
-
-
 def require_measured(
     meaning: Labels, train: Sequence[Any], held_out: Mapping[str, RecordSource], config: RunConfig
 ) -> None:
-    """Raise DataError where the held-out rows, all sets of them together, lack a class.
-
-    Args:
-        train: The label of each training row.
-    """
+    """Raise DataError where the held-out rows, all sets of them together, lack a class. `train`: the label of each
+    training row."""
     if meaning.kind == "number" or not config.classes.every_class:
         return
     measured = labels.counts([label for source in held_out.values() for label in source.labels])
@@ -122,7 +113,6 @@ class LabelledSet(WholeRows):
         return len(self.records)
 
     def place(self, index: int) -> str:
-        """File and row that row `index` came from."""
         return self.records[index].place
 
     def places(self) -> Iterator[str]:
@@ -135,12 +125,9 @@ class LabelledSet(WholeRows):
         return self if inputs is self.inputs else replace(self, inputs=inputs)
 
     def batch(self, indices: Indices, *, epoch: int | None = None, repeats: Indices | None = None) -> MicroBatch:
-        """The rows `indices`, padded; `labels_N` holds weights, targets and `extra_targets_NC` (B, 1 + C...).
-
-        Args:
-            epoch: Pass over the training rows, which decides how pictures are augmented; None: rows as they are.
-            repeats: How often the epoch has drawn each of them before (B,); None: never.
-        """
+        """The rows `indices`, padded; `labels_N` holds weights, targets and `extra_targets_NC` (B, 1 + C...). `epoch`:
+        pass over the training rows, which decides how pictures are augmented; None: rows as they are. `repeats`: how
+        often the epoch has drawn each of them before (B,); None: never."""
         inputs, positions_B, tokens, mix = self.inputs.batch(indices, epoch=epoch, repeats=repeats)
         extra = [] if self.extra_targets_NC is None else [self.extra_targets_NC[indices]]
         targets_BC: Targets | Floats = self.targets_NC[indices]
@@ -189,12 +176,8 @@ class LabelledSet(WholeRows):
         )
 
     def graded(self, curriculum: CurriculumConfig) -> LabelledSet:
-        """The same rows with their difficulty, where a column or a user's function says it.
-
-        Raises:
-            ConfigError: The user's file is wrong.
-            DataError: A row has no number in the column.
-        """
+        """The same rows with their difficulty, where a column or a user's function says it. Raises ConfigError: the
+        user's file is wrong; DataError: a row has no number in the column."""
         if not curriculum.graded:
             return self
         return replace(self, difficulty=row_order.row_difficulty(curriculum, (record.row for record in self.records)))
@@ -210,7 +193,6 @@ class LabelledSet(WholeRows):
 
     @property
     def lengths(self) -> Indices:
-        """Tokens or patches of each row."""
         return self.inputs.lengths
 
     @property
@@ -288,7 +270,9 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     contamination_reports = list[Contamination | None]()
     for name, train in trains.items():
         for other in test.values() if config.data.fold.trains else sets.values():
-            train = without_shared_rows(train, other, drop=config.data.overlap == "drop")
+            drop = config.data.overlap == "drop"
+            but = "" if train.records[0].digest else " but for case and punctuation"  # pictures are equal whole
+            train = held_out_split.without_overlap(train, other, drop=drop, but=but)
         trains[name], matched = decontaminated(train, sets, config, reader)
         contamination_reports.append(matched)
     train_labels = [label for train in trains.values() for label in train.labels]
@@ -358,20 +342,19 @@ def cleaned(
     if not config.data.clean:
         return dict(trains), None
     read = [(train.name, map(row_text, train.records)) for train in trains.values()]
-    repeats = _repeated_pictures(list(trains.values()), config.data.clean, reader) if config.reads_pictures else None
+    repeats = None
+    if config.reads_pictures:
+        # Pictures that repeat an earlier one, in the rows of all sources one after another.
+        every = [record for train in trains.values() for record in train.records]
+        rows, keys = list(map(row_text, every)), [record.key for record in every]
+        repeats = cleaning.duplicate_flags(
+            rows, config.data.clean, keys, lambda: reader.duplicates(list(trains.values())).cluster_N.tolist()
+        )
     cleaning_reports = cleaning.clean_sources(read, config.data.clean, repeats=repeats)
     return {
         name: train.subset(own.kept([record.place for record in train.records]))
         for (name, train), own in zip(trains.items(), cleaning_reports, strict=True)
     }, cleaning.join_cleanings(cleaning_reports, records.source_prefixes(trains).values())
-
-
-def _repeated_pictures(trains: Sequence[RecordSource], rules: Sequence[str], reader: RowReader) -> list[Flag]:
-    """Flags on pictures that repeat an earlier one, in the rows of all sources one after another."""
-    records = [record for train in trains for record in train.records]
-    rows = [row_text(record) for record in records]
-    exact = [record.key for record in records]
-    return cleaning.duplicate_flags(rows, rules, exact, lambda: reader.duplicates(trains).cluster_N.tolist())
 
 
 def row_text(record: LabelledRecord) -> RowText:

@@ -21,8 +21,7 @@ from workbench.data.rows import excerpt, finite
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
-Label: TypeAlias = str | float | tuple[str, ...]
-"""A class, a number, or several classes."""
+Label: TypeAlias = str | float | tuple[str, ...]  # a class, a number, or several classes
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 WINNERS = ("a", "b", "tie")
@@ -44,12 +43,9 @@ class Labels:
     """Meaning of the outputs of a classification head."""
 
     kind: Kind
-    names: tuple[str, ...]
-    """Names of the classes; `value` for a number."""
-    mean: float = 0.0
-    """Mean of the numbers in training; the head learns (number - mean) / scale."""
-    scale: float = 1.0
-    """Standard deviation of the numbers in training."""
+    names: tuple[str, ...]  # names of the classes; `value` for a number
+    mean: float = 0.0  # mean of the numbers in training; the head learns (number - mean) / scale
+    scale: float = 1.0  # standard deviation of the numbers in training
 
     @property
     def problem(self) -> Problem:
@@ -90,11 +86,8 @@ class Labels:
 
 
 def fit(kind: Kind, labels: Sequence[Label], *, source: str) -> Labels:
-    """Collect the classes, or the mean and standard deviation of the numbers, of the training rows.
-
-    Raises:
-        DataError: All rows have the same label, so there is nothing to learn.
-    """
+    """Collect the classes, or the mean and standard deviation of the numbers, of the training rows. Raises DataError:
+    all rows have the same label, so there is nothing to learn."""
     if kind == "number":
         values = np.asarray(labels, dtype=np.float64)
         if not values.std() > 0:
@@ -143,11 +136,7 @@ def classes_of(label: Label | None) -> tuple[str, ...]:
 
 
 def read(value: Any, config: ClassesConfig) -> Label | None:
-    """Convert a cell to a label; None where it is empty.
-
-    Raises:
-        DataError: The cell holds no label of this kind.
-    """
+    """Convert a cell to a label; None where it is empty. Raises DataError: the cell holds no label of this kind."""
     if value is None or value != value or (isinstance(value, str) and not value.strip() and config.kind != "several"):
         return None
     if config.kind == "number":

@@ -26,16 +26,12 @@ from workbench.data.rows import RawRow
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import FileError
 
-IN_MEMORY = 2**24
-"""Most bytes that are kept in memory."""
+IN_MEMORY = 2**24  # most bytes that are kept in memory
 
 
 class ByteStore:
     """Chunks end to end. A file is read by `pread`, so that what was read takes no memory, as mapped pages would.
-
-    Raises:
-        FileError: There is no room for the file.
-    """
+    Raises FileError: there is no room for the file."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         folder = cache_folder()
@@ -70,8 +66,7 @@ class ByteStore:
             yield self.read(start, min(start + IN_MEMORY, self._size))
 
 
-TOKEN_BYTES = 4
-"""Size of a token."""
+TOKEN_BYTES = 4  # size of a token
 
 
 class FieldTokens(NamedTuple):
@@ -135,14 +130,11 @@ Objects = npt.NDArray[np.object_]
 class LabelledRecord(NamedTuple):
     """One row."""
 
-    row: RawRow
-    """The row as it was read, with all its columns."""
-    fields: tuple[str, ...]
-    """The text of each column of the template."""
+    row: RawRow  # the row as it was read, with all its columns
+    fields: tuple[str, ...]  # the text of each column of the template
     label: Label | None = None
     weight: float = 1.0
-    digest: str = ""
-    """Digest of the pixels of a picture; empty for text."""
+    digest: str = ""  # digest of the pixels of a picture; empty for text
 
     @property
     def place(self) -> str:
@@ -167,8 +159,7 @@ class RecordTable(Sequence[LabelledRecord]):
     store: ByteStore
     start_N: Indices
     end_N: Indices
-    names_N: Objects
-    """Names of the columns of each row; rows with the same ones share them."""
+    names_N: Objects  # names of the columns of each row; rows with the same ones share them
     labels_N: Objects
     weight_N: Floats
 

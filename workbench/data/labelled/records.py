@@ -35,21 +35,16 @@ from workbench.schema import did_you_mean
 class Mix(NamedTuple):
     """Rows that were mixed with others, as mixup and CutMix do."""
 
-    partner_B: Indices
-    """The other row of each, by its number in the set."""
-    share_B: npt.NDArray[np.float64]
-    """Share of the row's own label; the rest is its partner's."""
+    partner_B: Indices  # the other row of each, by its number in the set
+    share_B: npt.NDArray[np.float64]  # share of the row's own label; the rest is its partner's
 
 
 class ModelInputs(NamedTuple):
     """Rows as a model reads them together."""
 
-    inputs: dict[str, Tensor]
-    """Arguments of the model."""
-    positions_B: Tensor
-    """Flat index of each row's last real token among all of the micro-batch."""
-    tokens: int
-    """Tokens or patches without padding."""
+    inputs: dict[str, Tensor]  # arguments of the model
+    positions_B: Tensor  # flat index of each row's last real token among all of the micro-batch
+    tokens: int  # tokens or patches without padding
     mix: Mix | None = None
 
 
@@ -69,12 +64,8 @@ class RowInputs(Protocol):
         """Whether a row that an epoch draws again is read in another way."""
 
     def batch(self, indices: Indices, *, epoch: int | None, repeats: Indices | None = None) -> ModelInputs:
-        """The rows `indices`, padded.
-
-        Args:
-            epoch: Pass over the training rows, which decides how each is augmented; None: as they are.
-            repeats: How often the epoch has drawn each of them before (B,); None: never.
-        """
+        """The rows `indices`, padded. `epoch`: pass over the training rows, which decides how each is augmented; None:
+        as they are. `repeats`: how often the epoch has drawn each of them before (B,); None: never."""
 
     def rewritten(self, *, epoch: int, progress: float) -> Self:
         """The rows as a step of pass `epoch` reads them, after a share of the run, where that changes their lengths."""
@@ -122,11 +113,10 @@ class RecordSource:
         """The rows that `keep` marks."""
         numbers = np.flatnonzero(keep)
         kept = record_table.taken(self.records, numbers)
-        inputs = None if self.inputs is None else self.inputs.take(numbers)
         return replace(
             self,
             records=kept,
-            inputs=inputs,
+            inputs=None if self.inputs is None else self.inputs.take(numbers),
             skipped=(note, *self.skipped) if note else self.skipped,
             source_N=self.source_N[keep] if self.sources else self.source_N,
         )
@@ -165,15 +155,12 @@ def read(
     labelled: bool = True,
     weighted: bool = False,
 ) -> RecordSource:
-    """Read the rows of a file, a folder or a hub data set.
+    """Read the rows of a file, a folder or a hub data set. Raises DataError: as `convert_rows`; or a column is missing.
 
     Args:
         limit: Rows to read; None for all.
         labelled: Whether every row must have a label; labels are ignored otherwise.
         weighted: Whether to read how often each row counts, where `config.columns` says in which column.
-
-    Raises:
-        DataError: As `convert_rows`; or a column is missing.
     """
     config = config if weighted else config.unweighted
 
@@ -294,16 +281,14 @@ class RowReader(Protocol):
         weighted: bool = False,
         columns: Mapping[str, str] | None = None,
     ) -> RecordSource:
-        """Read the rows of a file, a folder or a hub data set.
+        """Read the rows of a file, a folder or a hub data set. Raises DataError: rows are malformed, or a column is
+        missing.
 
         Args:
             columns: How columns are renamed; None: as `data.columns` says.
             limit: Rows to read; None for all.
             labelled: Whether every row must have a label; labels are ignored otherwise.
             weighted: Whether to read how often each counts, where `data.columns` says in which column; else once each.
-
-        Raises:
-            DataError: Rows are malformed, or a column is missing.
         """
 
     def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:

@@ -42,13 +42,11 @@ TOKENISED_AT_ONCE = 1000
 
 class FieldTokenizer:
     """Tokenises rows of several columns; a row that fits gets the tokens that the tokenizer gives to its whole text.
+    Raises BackboneError: the tokenizer is not a fast one.
 
     Args:
         tokenizer: A fast tokenizer, since truncation needs the offsets of tokens in the text.
         max_tokens: Most tokens of a row, special tokens included.
-
-    Raises:
-        BackboneError: The tokenizer is not a fast one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: ClassesConfig, *, max_tokens: int) -> None:
@@ -64,11 +62,8 @@ class FieldTokenizer:
         return "".join(text for text, _ in self._segments(fields))
 
     def encode(self, rows: Iterable[Sequence[str]], places: Iterable[str]) -> EncodedTexts:
-        """Tokenise rows of columns; `places` name them in messages.
-
-        Raises:
-            DataError: The text of the template alone fills max_tokens.
-        """
+        """Tokenise rows of columns; `places` name them in messages. Raises DataError: the text of the template alone
+        fills max_tokens."""
         return EncodedTexts.of(self._encoded(zip(rows, places, strict=True)))
 
     def _encoded(self, rows: Iterator[tuple[Sequence[str], str]]) -> Iterator[FieldTokens]:
@@ -100,16 +95,11 @@ class FieldTokenizer:
                 f"special tokens take {overhead}. Raise it, or shorten classes.text."
             )
         for column, count in enumerate(allocate(lengths, self._config.parts, budget)):
-            kept_T[self._select(np.flatnonzero(field_T == column), count)] = True
+            tokens, keep = np.flatnonzero(field_T == column), self._config.keep
+            head = {"start": count, "end": 0, "ends": -(-count // 2), "middle": 0}[keep]
+            start = (len(tokens) - count) // 2 if keep == "middle" else len(tokens) - (count - head)
+            kept_T[tokens[:head]] = kept_T[tokens[start : start + count - head]] = True
         return ids_T[kept_T]
-
-    def _select(self, tokens: Indices, count: int) -> Indices:
-        """`count` of a column's tokens: the first, the last, both ends or the middle, as `classes.keep` says."""
-        if self._config.keep == "middle":
-            start = (len(tokens) - count) // 2
-            return tokens[start : start + count]
-        head = {"start": count, "end": 0, "ends": -(-count // 2)}[self._config.keep]
-        return np.concatenate([tokens[:head], tokens[len(tokens) - (count - head) :]])
 
     def _segments(self, fields: Sequence[str]) -> list[tuple[str, int]]:
         """The text in pieces, each with the number of its column, or -1 for the template's own words."""
@@ -155,8 +145,7 @@ def allocate(lengths: Sequence[int], shares: Sequence[float], budget: int) -> li
 
 
 Fields: TypeAlias = tuple[str, ...]
-KEPT = 2
-"""Passes whose tokens are kept: the present one, and the next where a step is looked ahead to."""
+KEPT = 2  # passes whose tokens are kept: the present one, and the next where a step is looked ahead to
 
 _PLAIN: Mapping[OperatorName, Callable[[str], str]] = {
     "lower": str.lower,
@@ -191,14 +180,12 @@ def rewritten(texts: Fields, config: TextAugmentConfig, *, seed: int, epoch: int
 class AugmentedTexts:
     """Texts of rows, and their tokens in each pass."""
 
-    texts: tuple[Fields, ...]
-    """The columns of each row."""
+    texts: tuple[Fields, ...]  # the columns of each row
     places: tuple[str, ...]
     config: TextAugmentConfig
     seed: int
     encoder: FieldTokenizer
-    _known: dict[int, EncodedTexts] = field(default_factory=dict)
-    """Tokens of the last passes."""
+    _known: dict[int, EncodedTexts] = field(default_factory=dict)  # tokens of the last passes
 
     def tokens(self, epoch: int) -> EncodedTexts:
         """Tokens of each row in a pass."""
@@ -213,11 +200,9 @@ class AugmentedTexts:
         return [rewritten(texts, self.config, seed=self.seed, epoch=epoch) for texts in self.texts]
 
     def take(self, indices: Indices) -> AugmentedTexts:
-        """The rows `indices`."""
         return self._with([self.texts[each] for each in indices], [self.places[each] for each in indices])
 
     def concatenated(self, other: AugmentedTexts) -> AugmentedTexts:
-        """These rows, followed by those of `other`."""
         return self._with([*self.texts, *other.texts], [*self.places, *other.places])
 
     def alone(self, operator: OperatorName) -> AugmentedTexts:
@@ -240,12 +225,10 @@ class TokenRows:
     """Tokenised rows; see `RowInputs`."""
 
     encoded: EncodedTexts
-    augmented: AugmentedTexts | None = None
-    """The same rows as training rewrites them; None: it reads them as they are."""
+    augmented: AugmentedTexts | None = None  # the same rows as training rewrites them; None: it reads them as they are
 
     @property
     def lengths(self) -> Indices:
-        """Tokens of each row."""
         return self.encoded.length_N
 
     @property
@@ -271,9 +254,7 @@ class TokenRows:
         return self if self.augmented is None else TokenRows(self.augmented.tokens(epoch))
 
     def take(self, indices: Indices) -> TokenRows:
-        """The rows `indices`."""
-        augmented = None if self.augmented is None else self.augmented.take(indices)
-        return TokenRows(self.encoded.take(indices), augmented)
+        return TokenRows(self.encoded.take(indices), None if self.augmented is None else self.augmented.take(indices))
 
     def concatenated(self, other: TokenRows) -> TokenRows:
         """These rows, followed by those of `other`; either both or neither are rewritten."""
@@ -282,11 +263,9 @@ class TokenRows:
         return TokenRows(self.encoded.concatenated(other.encoded), both)
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
-        """The tokens of each row."""
         return (each.input_ids for each in self.encoded)
 
     def differ(self, other: TokenRows) -> npt.NDArray[np.bool_]:
-        """Which rows have other tokens in `other`."""
         pairs = zip(self.encoded, other.encoded, strict=True)
         return np.asarray([not np.array_equal(one.input_ids, two.input_ids) for one, two in pairs], dtype=bool)
 
@@ -298,14 +277,12 @@ class TextReader:
     tokenizer: PreTrainedTokenizerBase
     data: DataConfig
     classes: ClassesConfig
-    near: DuplicatesConfig
-    """When two texts are near-duplicates."""
+    near: DuplicatesConfig  # when two texts are near-duplicates
     title: str = "text"
     file: str = "tokenizer.json"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the template."""
         return self.classes.fields
 
     @property
@@ -327,7 +304,6 @@ class TextReader:
         return records.read(source, data, self.classes, limit=limit, labelled=labelled, weighted=weighted)
 
     def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:
-        """The rows that another reader read, as this one reads them, without labels."""
         read = (
             LabelledRecord(row, tuple(_text(columns.get(name), row.place, name) for name in self.columns))
             for row, columns in rows
@@ -335,12 +311,10 @@ class TextReader:
         return RecordSource(source, fingerprint, RecordTable.of(read))
 
     def inputs(self, source: RecordSource) -> TokenRows:
-        """Tokens of each row."""
         fields, places = (record.fields for record in source.records), (record.place for record in source.records)
         return TokenRows(self.encoder.encode(fields, places))
 
     def describe(self, record: LabelledRecord) -> str:
-        """The whole text of a row."""
         return self.encoder.text(record.fields)
 
     def rendered(self, inputs: RowInputs, index: int) -> str:
@@ -349,7 +323,6 @@ class TextReader:
         return str(self.tokenizer.decode(inputs.encoded[index].input_ids))
 
     def duplicates(self, sources: Sequence[RecordSource]) -> DuplicateClusters:
-        """Near-duplicates among the texts of all sources together."""
         texts = [key for source in sources for key in source.keys]
         threshold = self.near.cutoff(pictures=False)
         return duplicates.find(texts, threshold=threshold, shingle=self.near.shingle, size=self.near.length)
@@ -375,23 +348,18 @@ def _text(value: Any, place: str, name: str) -> str:
     return str(value)
 
 
-SAMPLED = 200
-"""Rows that show whether an operator changes any."""
+SAMPLED = 200  # rows that show whether an operator changes any
 PRESERVED = (
     "Whether such texts keep their labels: `workbench features RECIPE` (recipe classify or crossval) tells how often "
     "each operator changes the class that the frozen backbone knows them by."
-)
-"""Sentence of `check` where a row has one class."""
+)  # sentence of `check` where a row has one class
 
 
 def training_rows(rows: LabelledSet, config: RunConfig, reader: RowReader) -> LabelledSet:
     """Training rows as `data.curriculum` and `data.augment` ask for them; other rows are read as they are.
 
-    Chance stands in for a difficulty that the backbone is to say: a run measures it after this.
-
-    Raises:
-        ConfigError: The user's file is wrong.
-        DataError: A row has no number in the column, or an operator changes no row.
+    Chance stands in for a difficulty that the backbone is to say: a run measures it after this. Raises ConfigError: the
+    user's file is wrong; DataError: a row has no number in the column, or an operator changes no row.
     """
     if config.data.curriculum.measured:
         rows = replace(rows, difficulty=row_order.random_difficulty(len(rows), seed=config.seed))
@@ -404,8 +372,7 @@ def training_rows(rows: LabelledSet, config: RunConfig, reader: RowReader) -> La
     chosen = evenly_spaced(len(augmented.texts), SAMPLED)
     before = rows.inputs.take(chosen)
     for name in augmented.config.operators:
-        after = TokenRows(augmented.take(chosen).alone(name).tokens(0))
-        if not before.differ(after).any():
+        if not before.differ(TokenRows(augmented.take(chosen).alone(name).tokens(0))).any():
             raise DataError(
                 f"{rows.source}: data.augment.operators: {name} changes none of {len(chosen):,} training rows as the "
                 "model reads them: they have nothing that it would change, or the tokenizer does not see it, as an "
@@ -421,11 +388,8 @@ def augmented_texts(rows: LabelledSet, config: RunConfig, reader: TextReader) ->
 
 
 def augmentation_in_words(rows: LabelledSet, *, one_class: bool) -> list[str]:
-    """Sentences on the rows that the first pass rewrites, and some of them; none where there are none.
-
-    Args:
-        one_class: Whether a row's label is one class, which a probe can tell.
-    """
+    """Sentences on the rows that the first pass rewrites, and some of them; none where there are none. `one_class`:
+    whether a row's label is one class, which a probe can tell."""
     if not isinstance(rows.inputs, TokenRows) or rows.inputs.augmented is None:
         return []
     augmented = rows.inputs.augmented

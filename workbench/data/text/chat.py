@@ -102,11 +102,8 @@ class Conversation:
         return "".join(alone.text[segment.start : segment.end] for segment in alone.of(number))
 
     def marked(self, stop: int | None = None, *, prompt: bool = False, text: str | None = None) -> Rendering | None:
-        """The first `stop` messages with their segments; None where the template cut a mark in two.
-
-        Args:
-            text: What the template writes without marks, where that is known.
-        """
+        """The first `stop` messages with their segments; None where the template cut a mark in two. `text`: what the
+        template writes without marks, where that is known."""
         rendering = self.tokenizer.instrumented.render(
             self.bare(stop), self.tools, prompt=prompt, special_tokens=self.tokenizer.special_tokens, text=text
         )
@@ -193,8 +190,7 @@ class AnswerMasker:
             spans += [(number, start, stop) for start, stop in message_spans]
         if any(tokens.straddles(start) for _, start, _ in spans):
             tokens = self._tokenizer.tokenise(whole.text, [start for _, start, _ in spans])
-        answer = self._tagged if self._tokenizer.instrumented.tagged else self._untagged
-        return tokens, [answer(conversation, tokens, *span) for span in spans]
+        return tokens, [self._answer(conversation, tokens, *span) for span in spans]
 
     def _spans(
         self, conversation: Conversation, whole: Rendering, tokens: TokenSpans, number: int
@@ -212,22 +208,16 @@ class AnswerMasker:
         segment = self._segment(conversation, whole, number)
         return [(self._start(conversation, whole, tokens, segment), segment.end)]
 
-    def _tagged(self, conversation: Conversation, tokens: TokenSpans, number: int, start: int, stop: int) -> AnswerSpan:
+    def _answer(self, conversation: Conversation, tokens: TokenSpans, number: int, start: int, stop: int) -> AnswerSpan:
         first, last = tokens.between(start, stop)
         end = tokens.visible(range(last - 1, first - 1, -1))
-        # Generation stops at the end of the turn; blank text that the template writes after it is no answer.
+        tagged = self._tokenizer.instrumented.tagged
         if end is not None and tokens.ids[end] in self._tokenizer.special:
-            return AnswerSpan(first, end + 1, end)
-        return AnswerSpan(first, last, None)
-
-    def _untagged(
-        self, conversation: Conversation, tokens: TokenSpans, number: int, start: int, stop: int
-    ) -> AnswerSpan:
-        first, last = tokens.between(start, stop)
-        end = tokens.visible(range(last - 1, first - 1, -1))
-        if end is not None and tokens.ids[end] in self._tokenizer.special:
-            generated = self._is_generated(conversation, tokens, number, end)
+            # Generation stops at the end of the turn; blank text that the template writes after it is no answer.
+            generated = tagged or self._is_generated(conversation, tokens, number, end)
             return AnswerSpan(first, end + generated, end if generated else None)
+        if tagged:
+            return AnswerSpan(first, last, None)
         # Some families (GLM) write no end: the next turn's role token, or eos after the last turn, stops generation.
         following = tokens.visible(range(last, len(tokens.ids)))
         if following is None and self._tokenizer.eos is not None:
@@ -252,7 +242,16 @@ class AnswerMasker:
 
     def _start(self, conversation: Conversation, whole: Rendering, tokens: TokenSpans, segment: Segment) -> int:
         """The character at which generation takes over from the generation prompt."""
-        header = self._generation_prompt(conversation, whole, segment)
+        if self._tokenizer.instrumented.constant_header:
+            if self._header is None:
+                asked = conversation.part(prompt=True)
+                self._header = asked.text[asked.loop_end :]
+            header = self._header
+        else:
+            before = whole.text[: segment.start]
+            asked = conversation.part(stop=segment.message, prompt=True)
+            # Earlier turns may be written differently before the answer is there (reasoning is dropped from history).
+            header = asked.text[len(before) if asked.text.startswith(before) else asked.loop_end :]
         if whole.text.startswith(header, segment.start):
             return segment.start + len(header)
         message = conversation.messages[segment.message]
@@ -275,18 +274,6 @@ class AnswerMasker:
                 f"asks for an answer with {header!r}, but starts one with {written[:40]!r} ({conversation.place})"
             )
         return tokens.ends[first + shared - 1]
-
-    def _generation_prompt(self, conversation: Conversation, whole: Rendering, segment: Segment) -> str:
-        """Text by which the template asks for the answer that `segment` holds."""
-        if self._tokenizer.instrumented.constant_header:
-            if self._header is None:
-                asked = conversation.part(prompt=True)
-                self._header = asked.text[asked.loop_end :]
-            return self._header
-        before = whole.text[: segment.start]
-        asked = conversation.part(stop=segment.message, prompt=True)
-        # Earlier turns may be written differently before the answer is there (reasoning is dropped from history).
-        return asked.text[len(before) if asked.text.startswith(before) else asked.loop_end :]
 
     def _is_generated(self, conversation: Conversation, tokens: TokenSpans, number: int, end: int) -> bool:
         """Whether the token that ends a turn also ends it while it is the last one.
@@ -403,16 +390,14 @@ def truncate(encoded: Encoded, *, max_tokens: int, side: Literal["left", "right"
 class LastAnswer(NamedTuple):
     """The last answer of an example in the text that is tokenised."""
 
-    tokens: TokenSpans
-    """All of the text."""
-    start: int
-    """The character at which the answer begins."""
-    added: int
-    """Tokens that stand in front of the text's own: a beginning of a sequence."""
+    tokens: TokenSpans  # all of the text
+    start: int  # the character at which the answer begins
+    added: int  # tokens that stand in front of the text's own: a beginning of a sequence
 
 
 class ChatEncoder:
-    """How a tokenizer writes conversations.
+    """How a tokenizer writes conversations. Raises BackboneError: the tokenizer gives no offsets, or the template is
+    not valid Jinja.
 
     Args:
         tokenizer: A fast tokenizer, because masks are found by character offsets.
@@ -420,15 +405,10 @@ class ChatEncoder:
 
     Attributes:
         source: The Jinja source in use, to be saved with what is trained with it.
-
-    Raises:
-        BackboneError: The tokenizer gives no offsets, or the template is not valid Jinja.
     """
 
-    conversion: Conversion | None = None
-    """Rows are read as their format says."""
-    reader: Reader | None = None
-    """They are those of the file."""
+    conversion: Conversion | None = None  # rows are read as their format says
+    reader: Reader | None = None  # they are those of the file
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> None:
         if not tokenizer.is_fast:
@@ -447,12 +427,9 @@ class ChatEncoder:
         self._masker = AnswerMasker(self._tokenizer)
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
-        """The example's ids with the mask that `loss_on` asks for.
-
-        Raises:
-            DataError: The template refuses this conversation or leaves out an answer; names the place.
-            BackboneError: The template does not let answers be told from the rest.
-        """
+        """The example's ids with the mask that `loss_on` asks for. Raises DataError: the template refuses this
+        conversation or leaves out an answer; names the place; BackboneError: the template does not let answers be told
+        from the rest."""
         if example.text:
             return self._encode_text(example, loss_on)
         conversation = self._rendered_conversation(example)
@@ -480,8 +457,7 @@ class ChatEncoder:
             conversation = chats.get(number) or self._rendered_conversation(example)
             return self._encode_chat(example, conversation, rendered.get(number) or conversation.whole(), loss_on)
 
-        known = [*pieces, *(whole.text for whole in rendered.values())]
-        with self._tokenizer.tokenised(known, without_offsets=raw):
+        with self._tokenizer.tokenised([*pieces, *(whole.text for whole in rendered.values())], without_offsets=raw):
             return outcomes(encoded, range(len(examples)))
 
     def answer_text(self, example: Example) -> LastAnswer:
@@ -496,7 +472,6 @@ class ChatEncoder:
 
     @property
     def identity(self) -> list[Any]:
-        """All that the written tokens depend on, besides the tokenizer."""
         return [self.source]
 
     def targets(self, encoded: Encoded) -> int:
@@ -504,11 +479,9 @@ class ChatEncoder:
         return sum(encoded.supervised[1:])
 
     def seen(self, row: Row, *, epoch: int) -> Row:
-        """The row as the model sees it."""
         return row
 
     def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
-        """Rows as the model sees them."""
         return collate(rows, epoch=epoch)
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
@@ -517,7 +490,10 @@ class ChatEncoder:
         Templates of models that reason write the reasoning of the last answer only. To be learnt as it is generated,
         each answer has to be the last of a conversation, with what came before as it is served.
         """
-        if self._reads_field and any(split_thoughts(message) is not message for message in example.messages):
+        inline, field, _ = self._reasoning
+        # A template that writes reasoning from a field of its own may not know it in front of an answer.
+        reads_field = "REASON" in field and inline.count("<think>") != field.count("<think>")
+        if reads_field and any(split_thoughts(message) is not message for message in example.messages):
             example = replace(example, messages=tuple(map(split_thoughts, example.messages)))
         numbers = learnt(example.messages, loss_on) if loss_on == "assistant" else []
         reasoned = [number for number in numbers if thoughts(example.messages[number])]
@@ -537,18 +513,6 @@ class ChatEncoder:
             )
             for count, number in enumerate(numbers, start=1)
         ]
-
-    @cached_property
-    def _reads_field(self) -> bool:
-        """Whether the template writes reasoning from a field of its own, and does not know it in front of an answer."""
-        inline, field, _ = self._reasoning
-        return "REASON" in field and inline.count("<think>") != field.count("<think>")
-
-    @cached_property
-    def _cuts_reasoning(self) -> bool:
-        """Whether the template asks for reasoning, but never writes what it was given."""
-        inline, field, prompt = self._reasoning
-        return prompt.rstrip().endswith("<think>") and "REASON" not in inline + field
 
     @cached_property
     def _reasoning(self) -> tuple[str, str, str]:
@@ -573,8 +537,7 @@ class ChatEncoder:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
         """Ids of the conversation with the generation prompt: what generation starts from."""
-        conversation = self._conversation("the conversation", messages, tools)
-        return self._tokenizer.tokenise(conversation.text(prompt=True)).ids
+        return self._tokenizer.tokenise(self._conversation("the conversation", messages, tools).text(prompt=True)).ids
 
     def generation_prompt(self) -> list[int]:
         """Ids that ask for the next answer, such as the header of its message; empty where the template has none."""
@@ -601,8 +564,10 @@ class ChatEncoder:
 
     def _rendered_conversation(self, example: Example) -> Conversation:
         conversation = self._conversation(example.place, example.messages, example.tools)
-        restored = self._cuts_reasoning and bool(thoughts(example.messages[-1]))
-        return replace(conversation, restored=True) if restored else conversation
+        inline, field, prompt = self._reasoning
+        # The template asks for reasoning, but never writes what it was given.
+        cuts_reasoning = prompt.rstrip().endswith("<think>") and "REASON" not in inline + field
+        return replace(conversation, restored=cuts_reasoning and bool(thoughts(example.messages[-1])))
 
     def _encode_chat(self, example: Example, conversation: Conversation, whole: Rendering, loss_on: LossOn) -> Encoded:
         tokens, answers = self._masker.find(conversation, whole, learnt(example.messages, loss_on))
@@ -628,7 +593,13 @@ class ChatEncoder:
             ids = self._tokenizer.ids(example.text[0][0])
             supervised = wanted * len(ids)
         else:
-            ids, supervised = self._encode_pieces(example, wanted)
+            # Several pieces as one text, cut where those that are wanted begin.
+            stops = list(accumulate(len(text) for text, _ in example.text))
+            starts = [start for start, (_, loss) in zip([0, *stops], example.text, strict=False) if loss]
+            tokens = self._tokenizer.tokenise(example.whole_text, starts)
+            ids, supervised = list(tokens.ids), []
+            for stop, loss in zip(stops, wanted, strict=True):
+                supervised += [loss] * (tokens.between(0, stop)[1] - len(supervised))
         eos = self._tokenizer.eos
         if eos is not None and ids[-1:] != [eos]:
             ids, supervised = [*ids, eos], [*supervised, wanted[-1]]
@@ -636,16 +607,6 @@ class ChatEncoder:
             ids, supervised = [self._bos, *ids], [loss_on == "all", *supervised]
         ends = (len(ids) - 1,) if supervised[-1] and ids[-1] == eos else ()
         return Encoded(ids, supervised, ends, ids[0] == self._tokenizer.tokenizer.bos_token_id)
-
-    def _encode_pieces(self, example: Example, wanted: Sequence[bool]) -> tuple[list[int], list[bool]]:
-        """Ids of several pieces as one text, and whether each belongs to a wanted one."""
-        stops = list(accumulate(len(text) for text, _ in example.text))
-        starts = [start for start, (_, loss) in zip([0, *stops], example.text, strict=False) if loss]
-        tokens = self._tokenizer.tokenise(example.whole_text, starts)
-        supervised: list[bool] = []
-        for stop, loss in zip(stops, wanted, strict=True):
-            supervised += [loss] * (tokens.between(0, stop)[1] - len(supervised))
-        return list(tokens.ids), supervised
 
 
 def outcomes(function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> list[ResultT | WorkbenchError]:

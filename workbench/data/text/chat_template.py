@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +17,6 @@ from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 from jinja2 import TemplateSyntaxError, nodes, pass_context
-from jinja2.runtime import Context
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -40,8 +39,7 @@ _CAPTURING = (
     nodes.Import,
     nodes.Include,
     nodes.Macro,
-)
-"""Everything in Jinja that gives a template its own text to read, beside a recursive loop."""
+)  # everything in Jinja that gives a template its own text to read, beside a recursive loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +56,9 @@ class Rendering:
     """A conversation as text."""
 
     text: str
-    segments: list[Segment]
-    """One for every visible loop pass over a message, by where they start."""
-    generated: list[tuple[int, int]]
-    """Characters inside `{% generation %}` blocks."""
-    loop_end: int
-    """Where the last loop pass over a message ended; what follows is not the text of any message."""
+    segments: list[Segment]  # one for every visible loop pass over a message, by where they start
+    generated: list[tuple[int, int]]  # characters inside `{% generation %}` blocks
+    loop_end: int  # where the last loop pass over a message ended; what follows is not the text of any message
 
     def of(self, message: int) -> list[Segment]:
         """The visible segments of message number `message`."""
@@ -97,7 +92,12 @@ class InstrumentedTemplate:
             if isinstance(loop.target, nodes.Name):
                 item = nodes.Name(loop.target.name, "load")
                 loop.body = [_mark("enter", item), *_leave_before_jumps(loop.body), _mark("leave")]
-        blocks = [block for block in tree.find_all(nodes.CallBlock) if _is_generation(block)]
+        # `{% generation %}` blocks.
+        blocks = [
+            block
+            for block in tree.find_all(nodes.CallBlock)
+            if isinstance(called := block.call.node, nodes.ExtensionAttribute) and called.name == "_generation_support"
+        ]
         for block in blocks:
             before, after = (_mark("block", nodes.Const(sign)) for sign in "+-")
             block.body = [before, *block.body, after]
@@ -122,10 +122,8 @@ class InstrumentedTemplate:
     ) -> Rendering | None:
         """The conversation with its spans; None where the template cut a mark in two.
 
-        A template is foreign code: this may raise anything.
-
-        Args:
-            text: What the template writes without marks, where that is known.
+        A template is foreign code: this may raise anything. `text`: what the template writes without marks, where that
+        is known.
         """
         plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
         chat: list[Message] = _as_served(plain)
@@ -198,31 +196,15 @@ class TemplateMarks:
         return "" if number is None else f"{self.character}{number}{sign}{self.character}"
 
 
-@pass_context
-def _enter(context: Context, item: object) -> str:
-    marks: TemplateMarks = context[_NAME]
-    return marks.enter(item)
+def _filter(ask: Callable[[TemplateMarks, Any], str]) -> Any:
+    return pass_context(lambda context, value: ask(context[_NAME], value))
 
 
-@pass_context
-def _leave(context: Context, _: object) -> str:
-    marks: TemplateMarks = context[_NAME]
-    return marks.leave()
-
-
-@pass_context
-def _generation(context: Context, sign: str) -> str:
-    marks: TemplateMarks = context[_NAME]
-    return marks.generation(sign)
-
-
-_FILTERS = {f"{_NAME}_{name}": each for name, each in (("enter", _enter), ("leave", _leave), ("block", _generation))}
-"""How a template asks for its marks: a filter takes a third of the time that the sandbox takes for a call."""
-
-
-def _is_generation(block: nodes.CallBlock) -> bool:
-    called = block.call.node
-    return isinstance(called, nodes.ExtensionAttribute) and called.name == "_generation_support"
+_FILTERS = {
+    f"{_NAME}_enter": _filter(TemplateMarks.enter),
+    f"{_NAME}_leave": _filter(lambda marks, _: marks.leave()),
+    f"{_NAME}_block": _filter(TemplateMarks.generation),
+}  # how a template asks for its marks: a filter takes a third of the time that the sandbox takes for a call
 
 
 def _leave_before_jumps(body: list[NodeT]) -> list[NodeT | nodes.Output]:
@@ -347,7 +329,14 @@ class ChatTokenizer:
             return tokens
         ids, offsets = self._encode(text[: edges[0]])
         for start, stop in pairwise([*edges, len(text)]):
-            more_ids, more_offsets = self._encode_continued(text[start:stop])
+            # As it follows other text: after a line break, because some vocabularies open a text with a space.
+            breaks, part = len(self._encode("\n")[0]), text[start:stop]
+            more_ids, more_offsets = self._encode("\n" + part)
+            if more_offsets[breaks - 1][1] != 1:  # the line break is one token with what follows
+                more_ids, more_offsets = self._encode(part)
+            else:
+                more_ids = more_ids[breaks:]
+                more_offsets = [(left - 1, right - 1) for left, right in more_offsets[breaks:]]
             ids += more_ids
             offsets += [(left + start, right + start) for left, right in more_offsets]
         return TokenSpans(text, ids, offsets)
@@ -359,10 +348,7 @@ class ChatTokenizer:
     @contextmanager
     def tokenised(self, texts: Sequence[str], *, without_offsets: Sequence[str] = ()) -> Iterator[None]:
         """Inside the block these texts are known: one call of the tokenizer for many takes less time.
-
-        Args:
-            without_offsets: Texts of which only `ids` are asked for, which takes a fifth less.
-        """
+        `without_offsets`: texts of which only `ids` are asked for, which takes a fifth less."""
         try:
             self._known = dict(zip(texts, self._encodings(texts), strict=True))
             self._known_ids = dict(zip(without_offsets, self._ids(without_offsets), strict=True))
@@ -396,14 +382,6 @@ class ChatTokenizer:
             verbose=False,
         )
         return list(zip(batch["input_ids"], batch.encodings or [], strict=True))
-
-    def _encode_continued(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """`text` as it follows other text: after a line break, because some vocabularies open a text with a space."""
-        breaks = len(self._encode("\n")[0])
-        ids, offsets = self._encode("\n" + text)
-        if offsets[breaks - 1][1] != 1:  # the line break is one token with what follows
-            return self._encode(text)
-        return ids[breaks:], [(left - 1, right - 1) for left, right in offsets[breaks:]]
 
     def refusal(self, why: str) -> BackboneError:
         """The error for a template whose answers cannot be told from the rest."""

@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import accumulate, islice, repeat
+from itertools import accumulate, chain, islice, repeat
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -31,10 +31,8 @@ from workbench.errors import DataError
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 
-COMMON = 10
-"""Evaluation texts that may have an n-gram before it counts as a template's."""
-EXCERPT = 24
-"""Words of a common text that are shown."""
+COMMON = 10  # evaluation texts that may have an n-gram before it counts as a template's
+EXCERPT = 24  # words of a common text that are shown
 _BLOCK = 1024
 _APOSTROPHE = re.compile(r"(?<=\w)['`\u2018\u2019\u02bc](?=\w)")
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
@@ -48,24 +46,19 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 class TextRow(NamedTuple):
     """The texts of a row, such as its prompt and its answer."""
 
-    place: str
-    """File and row."""
+    place: str  # file and row
     texts: tuple[str, ...]
 
 
 class Match(NamedTuple):
     """A training row, and the evaluation row that it holds most of."""
 
-    row: int
-    """Number of the training row, from 0, in their order."""
+    row: int  # number of the training row, from 0, in their order
     train: str
     evaluation: str
-    source: str
-    """The evaluation set."""
-    share: float
-    """Share of the words of the evaluation row's prompt or answer that are in the training row."""
-    text: str
-    """The longest common text, without case and punctuation."""
+    source: str  # the evaluation set
+    share: float  # share of the words of the evaluation row's prompt or answer that are in the training row
+    text: str  # the longest common text, without case and punctuation
 
 
 class _Text(NamedTuple):
@@ -90,8 +83,14 @@ class EvaluationIndex:
         self._numbers: dict[str, int] = {}
         for source, rows in sets:
             for row in rows:
-                for part in _compared([words(text) for text in row.texts], ngram):
-                    self._add(_Text(row.place, source, tuple(part)))
+                parts = [words(text) for text in row.texts]
+                # The parts that are long enough to be told from others by themselves; else the row as a whole.
+                for part in [part for part in parts if len(part) >= ngram] or [list(chain.from_iterable(parts))]:
+                    if part and (key := _whole(part)) not in self._whole:
+                        self._whole[key] = len(self._texts)
+                        self._texts.append(_Text(row.place, source, tuple(part)))
+                        for word in part:
+                            self._numbers.setdefault(word, len(self._numbers) + 1)
         # Odd factors, one for each place of an n-gram.
         self._weights: Hashes = _mixed(np.arange(1, ngram + 1, dtype=np.uint64) + np.uint64(1 << 40)) | np.uint64(1)
         hashes = [self._windows(self._numbered(text.words)) for text in self._texts]
@@ -116,22 +115,13 @@ class EvaluationIndex:
         numbered = enumerate(rows)
         while block := list(islice(numbered, _BLOCK)):
             split = [[words(text) for text in row.texts] for _, row in block]
-            flat = [self._numbered([word for part in parts for word in part]) for parts in split]
-            hit_rows, hits = self._found(flat)
+            hit_rows, hits = self._found([self._numbered([word for part in parts for word in part]) for parts in split])
             bounds = np.searchsorted(hit_rows, np.arange(len(block) + 1))
             for at, (number, row) in enumerate(block):
                 best = self._best(split[at], hits[bounds[at] : bounds[at + 1]])
                 if best is not None and best[0] >= share:
                     held = self._texts[best[1]]
                     yield Match(number, row.place, held.place, held.source, round(best[0], 4), best[2])
-
-    def _add(self, text: _Text) -> None:
-        if not text.words or (key := _whole(text.words)) in self._whole:
-            return
-        self._whole[key] = len(self._texts)
-        self._texts.append(text)
-        for word in text.words:
-            self._numbers.setdefault(word, len(self._numbers) + 1)
 
     def _numbered(self, grams: Sequence[str]) -> Ints:
         """Numbers of words; 0 for one that no evaluation row has."""
@@ -177,10 +167,13 @@ class EvaluationIndex:
         first, last = np.searchsorted(self._hash_P, hits), np.searchsorted(self._hash_P, hits, side="right")
         postings = np.concatenate([np.arange(*bounds) for bounds in zip(first, last, strict=True)])
         owner_P, start_P = self._owner_P[postings], self._start_P[postings]
-        covered_T = self._covered(owner_P, start_P)
-        shares = {text: count / self._comparable_T[text] for text, count in covered_T.items()}
+        shares = {text: count / self._comparable_T[text] for text, count in self._covered(owner_P, start_P).items()}
         number = max(shares, key=lambda text: (shares[text], -text))
-        run = _longest_run(np.sort(start_P[owner_P == number]), self._ngram)
+        # The longest stretch of words that n-grams cover without a gap; `start_P` is sorted.
+        start_P = np.sort(start_P[owner_P == number])
+        runs = np.split(start_P, np.flatnonzero(np.diff(start_P) > self._ngram) + 1)
+        longest = max(runs, key=lambda run: int(run[-1] - run[0]))
+        run = slice(int(longest[0]), int(longest[-1]) + self._ngram)
         return shares[number], number, _shown(self._texts[number].words[run])
 
     def _covered(self, owner_P: Ints, start_P: Ints) -> dict[int, int]:
@@ -196,11 +189,6 @@ class EvaluationIndex:
         return dict(zip(texts.tolist(), np.add.reduceat(step_P, first).tolist(), strict=True))
 
 
-def _compared(parts: Sequence[list[str]], ngram: int) -> list[list[str]]:
-    """The parts that are long enough to be told from others by themselves; else the row as a whole."""
-    return [part for part in parts if len(part) >= ngram] or [[word for part in parts for word in part]]
-
-
 def _whole(part: Sequence[str]) -> bytes:
     """A digest of a text that its spaces do not change."""
     return blake2b("".join(part).encode(), digest_size=12).digest()
@@ -208,13 +196,6 @@ def _whole(part: Sequence[str]) -> bytes:
 
 def _shown(part: Sequence[str]) -> str:
     return " ".join(part[:EXCERPT]) + (" ..." if len(part) > EXCERPT else "")
-
-
-def _longest_run(start_P: Ints, ngram: int) -> slice:
-    """The longest stretch of words that n-grams cover without a gap; `start_P` is sorted."""
-    runs = np.split(start_P, np.flatnonzero(np.diff(start_P) > ngram) + 1)
-    longest = max(runs, key=lambda run: int(run[-1] - run[0]))
-    return slice(int(longest[0]), int(longest[-1]) + ngram)
 
 
 def _mixed(numbers: Hashes) -> Hashes:
@@ -227,8 +208,7 @@ def _mixed(numbers: Hashes) -> Hashes:
 
 
 FILE = "contamination.json"
-LISTED = 20
-"""Matches that the manifest and the report list; contamination.json has all."""
+LISTED = 20  # matches that the manifest and the report list; contamination.json has all
 _TOLD = 3
 T = TypeVar("T")
 
@@ -238,10 +218,8 @@ class Contamination:
     """The training rows that hold the text of evaluation rows."""
 
     config: DecontaminateConfig
-    rows: int
-    """Training rows that were compared."""
-    sets: Mapping[str, int]
-    """Rows of each evaluation set."""
+    rows: int  # training rows that were compared
+    sets: Mapping[str, int]  # rows of each evaluation set
     matches: tuple[Match, ...]
 
     @property
@@ -282,14 +260,8 @@ def match_text(match: Match) -> str:
 def find_contamination(
     name: str, rows: Iterable[TextRow], sets: Mapping[str, Iterable[TextRow]], config: DecontaminateConfig
 ) -> Contamination:
-    """Compare training rows, read once in their order, with evaluation sets.
-
-    Args:
-        name: The training file, for messages.
-
-    Raises:
-        DataError: Rows are contaminated and `config.action` is refuse, or all are and would be dropped.
-    """
+    """Compare training rows, read once in their order, with evaluation sets. Raises DataError: rows are contaminated
+    and `config.action` is refuse, or all are and would be dropped. `name`: the training file, for messages."""
     counts: dict[str, int] = dict.fromkeys(sets, 0)
 
     def counted(source: str) -> Iterable[TextRow]:
@@ -324,11 +296,8 @@ def find_contamination(
 
 
 def join_contaminations(parts: Sequence[Contamination | None], prefixes: Iterable[str]) -> Contamination | None:
-    """Findings in several sets of training rows that were compared with the same evaluation rows.
-
-    Args:
-        prefixes: The beginning of the places of each set's rows.
-    """
+    """Findings in several sets of training rows that were compared with the same evaluation rows. `prefixes`: the
+    beginning of the places of each set's rows."""
     prefixed_reports = [(each, prefix) for each, prefix in zip(parts, prefixes, strict=True) if each is not None]
     if not prefixed_reports:
         return None

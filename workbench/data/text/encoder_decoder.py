@@ -48,7 +48,6 @@ class Seq2SeqEncoder(ChatEncoder):
 
     @property
     def identity(self) -> list[object]:
-        """Part of the cache key: everything besides the tokenizer that decides the tokens."""
         return ["pairs", self._start, self.source]
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
@@ -56,21 +55,24 @@ class Seq2SeqEncoder(ChatEncoder):
         return [example]
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
-        """Encode prompt, start token and answer as one row; the answer and its eos carry loss.
-
-        Raises:
-            ConfigError: `loss_on` is all, but the input of an encoder is not predicted.
-            DataError: The row has no prompt, no answer, or several.
-        """
+        """Encode prompt, start token and answer as one row; the answer and its eos carry loss. Raises ConfigError:
+        `loss_on` is all, but the input of an encoder is not predicted; DataError: the row has no prompt, no answer, or
+        several."""
         if loss_on == "all":
             raise ConfigError(
                 "data.loss_on=all: an encoder-decoder predicts only the answer, not the prompt. Leave data.loss_on out."
             )
-        source, answer = self._text_pair(example) if example.text else self._chat_pair(example, loss_on)
-        target, eos = (
-            list(self._tokenizer.tokenizer(text_target=answer, verbose=False)["input_ids"]),
-            self._tokenizer.eos,
-        )
+        if not example.text:
+            source, answer = self._chat_pair(example, loss_on)
+        elif [loss for _, loss in example.text] == [False, True]:
+            source, answer = self._read(example.text[0][0]), example.text[1][0]
+        else:
+            raise DataError(
+                f"{example.place}: is text without a prompt, but an encoder-decoder learns to answer one.\n"
+                "  Give a prompt and a completion, use a causal backbone, or write data.on_bad_row=skip."
+            )
+        target = list(self._tokenizer.tokenizer(text_target=answer, verbose=False)["input_ids"])
+        eos = self._tokenizer.eos
         if eos is not None and target[-1:] != [eos]:
             target.append(eos)
         return Encoded(
@@ -83,7 +85,6 @@ class Seq2SeqEncoder(ChatEncoder):
         )
 
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
-        """`encode` of each example, as `outcomes`."""
         return outcomes(partial(self.encode, loss_on=loss_on), examples)
 
     def question(self, example: Example) -> list[int]:
@@ -91,15 +92,6 @@ class Seq2SeqEncoder(ChatEncoder):
         if example.messages:
             return self.prompt(example.messages, example.tools)
         return self._read(example.whole_text)
-
-    def _text_pair(self, example: Example) -> tuple[list[int], str]:
-        if [loss for _, loss in example.text] != [False, True]:
-            raise DataError(
-                f"{example.place}: is text without a prompt, but an encoder-decoder learns to answer one.\n"
-                "  Give a prompt and a completion, use a causal backbone, or write data.on_bad_row=skip."
-            )
-        (prompt, _), (answer, _) = example.text
-        return self._read(prompt), answer
 
     def _chat_pair(self, example: Example, loss_on: LossOn) -> tuple[list[int], str]:
         numbers = learnt(example.messages, loss_on)

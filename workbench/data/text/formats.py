@@ -27,8 +27,7 @@ from workbench.schema import did_you_mean
 __all__ = ["Conversion", "Example", "answered", "convert", "fingerprint", "read", "renamed"]
 
 Columns = Mapping[str, Any]
-Reader = Callable[[str, Mapping[str, str]], Iterator[RawRow]]
-"""From a source and the renamed columns to its raw rows."""
+Reader = Callable[[str, Mapping[str, str]], Iterator[RawRow]]  # from a source and the renamed columns to its raw rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,8 @@ def read(
     conversion: Conversion | None = None,
     reader: Reader | None = None,
 ) -> Iterator[Example]:
-    """Iterate over the examples of a file, a folder or a hub data set, in their order.
+    """Iterate over the examples of a file, a folder or a hub data set, in their order. Raises DataError: as
+    `convert_rows`; or no format fits the columns.
 
     Args:
         source: A path or a hub data set, as `read_rows` takes it.
@@ -87,9 +87,6 @@ def read(
         weighted: Whether to read how often each counts, where `config.columns` says in which column; else once each.
         conversion: Converts columns in place of the format's own conversion.
         reader: Yields the raw rows of `source` in place of `read_rows`.
-
-    Raises:
-        DataError: As `convert_rows`; or no format fits the columns.
     """
     config = config if weighted else config.unweighted
 
@@ -159,39 +156,31 @@ def _detect(source: str, columns: Columns, config: DataConfig) -> _Format:
     best = {known.name: known for known, required in fits if not any(required < other for _, other in fits)}
     if len(best) == 1:
         return next(iter(best.values()))
-    raise DataError(_ambiguous(source, list(names), list(best)))
-
-
-def _ambiguous(source: str, names: list[str], fits: list[str]) -> str:
     example = dict(zip(("question", "answer") if len(names) > 1 else ("text",), names, strict=False))
     renames = ", ".join(f"{name}: {in_file[:30]}" for name, in_file in example.items())
-    columns = ", ".join(f"`{name[:60]}`" for name in names) or "none"
-    problem = f"fit several formats ({', '.join(fits)})" if fits else "fit no known format"
-    sentence = f"{source}: its columns, {columns}, {problem}."
-    if lacking := {} if fits else _lacking(set(names)):
-        missing = ", ".join(f"`{column}` for {name}" for name, column in lacking.items())
-        stands = f"such as data.columns='{{{next(iter(lacking.values()))}: NAME}}'"
-        return f"{sentence}\nIt lacks {missing}. Add that column, or say which one of the file stands for it, {stands}."
-    known_format = f"Write data.format={fits[0]}, or say" if fits else "Say"
-    return "\n".join(
-        [
-            sentence,
-            f"{known_format} which column is which as {{name: column in the file}}, such as "
-            f"data.columns='{{{renames}}}'.",
-            "Formats and the columns that each needs:",
-            *(f"  {known.name}: {known.requirement}" for known in _FORMATS),
-        ]
-    )
-
-
-def _lacking(names: set[str]) -> dict[str, str]:
-    """Formats that need just one more column than these, and that column for each."""
+    listed = ", ".join(f"`{name[:60]}`" for name in names) or "none"
+    problem = f"fit several formats ({', '.join(best)})" if best else "fit no known format"
+    sentence = f"{source}: its columns, {listed}, {problem}."
+    # Formats that need just one more column than these, and that column for each.
     lacking: dict[str, str] = {}
     for known in _FORMATS:
         for required in known.required:
-            if required & names and len(missing := required - names) == 1:
+            if not best and required & names and len(missing := required - names) == 1:
                 lacking.setdefault(known.name, next(iter(missing)))
-    return lacking
+    if lacking:
+        lacks = ", ".join(f"`{column}` for {name}" for name, column in lacking.items())
+        stands = f"such as data.columns='{{{next(iter(lacking.values()))}: NAME}}'"
+        raise DataError(
+            f"{sentence}\nIt lacks {lacks}. Add that column, or say which one of the file stands for it, {stands}."
+        )
+    write = f"Write data.format={next(iter(best))}, or say" if best else "Say"
+    message = [
+        sentence,
+        f"{write} which column is which as {{name: column in the file}}, such as data.columns='{{{renames}}}'.",
+        "Formats and the columns that each needs:",
+        *(f"  {known.name}: {known.requirement}" for known in _FORMATS),
+    ]
+    raise DataError("\n".join(message))
 
 
 def renamed(columns: Columns, renames: Mapping[str, str]) -> dict[str, Any]:
@@ -218,10 +207,6 @@ def dialogue(columns: Columns) -> list[Message]:
 
 def _exchange(question: str, answer: str) -> list[Message]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-
-def _messages(place: str, columns: Columns) -> Example:
-    return chat_example(place, columns, dialogue(columns))
 
 
 def _alpaca(place: str, columns: Columns) -> Example:
@@ -259,14 +244,6 @@ def _text_label(place: str, columns: Columns) -> Example:
     return chat_example(place, columns, _exchange(string_of(columns, "text"), label))
 
 
-def _text(place: str, columns: Columns) -> Example:
-    return Example(place, text=((string_of(columns, "text"), True),))
-
-
-def _prompt_completion(place: str, columns: Columns) -> Example:
-    return answered(place, columns, prompt="prompt", answer="completion")
-
-
 def _preference(place: str, columns: Columns) -> Example | None:
     """The preferred answer as an example; None for a row that is labelled as not preferred."""
     if "chosen" in columns:
@@ -278,7 +255,7 @@ def _preference(place: str, columns: Columns) -> Example | None:
     if str(label).lower() == "false":
         return None
     if "completion" in columns:
-        return _prompt_completion(place, columns)
+        return answered(place, columns, prompt="prompt", answer="completion")
     # The label rates the last answer; the turns before it are context.
     return chat_example(place, columns, last_answer_only(dialogue(columns)))
 
@@ -332,19 +309,16 @@ def _conversation_tree(place: str, columns: Columns) -> Example:
         replies = node.get("replies") or []
         if not isinstance(replies, list):
             raise DataError(f"message {len(path)}: `replies` must be a list, found {excerpt(replies)}.")
-        # min keeps the first of equals; an unranked reply comes after the ranked ones.
+        # The first of equals; an unranked reply comes after the ranked ones.
         left = [reply for reply in replies if not (isinstance(reply, dict) and reply.get("deleted") is True)]
-        node = min(left, key=_rank, default=None)
+        ranks = [reply.get("rank") if isinstance(reply, dict) else None for reply in left]
+        known = [rank if isinstance(rank, int | float) else float("inf") for rank in ranks]
+        node = left[known.index(min(known))] if left else None
     while path and path[-1]["role"] != "assistant":
         path.pop()
     if not path:
         raise DataError("the tree holds no answer of the assistant.")
     return chat_example(place, columns, path)
-
-
-def _rank(reply: Any) -> float:
-    rank = reply.get("rank") if isinstance(reply, dict) else None
-    return rank if isinstance(rank, int | float) else float("inf")
 
 
 Conversion = Callable[[str, str, Columns], Example | None]
@@ -359,8 +333,7 @@ def of_format(name: str, place: str, columns: Columns) -> Example | None:
 @dataclass(frozen=True, slots=True)
 class _Format:
     name: str
-    required: tuple[frozenset[str], ...]
-    """Sets of columns; a row must have all columns of one of them."""
+    required: tuple[frozenset[str], ...]  # sets of columns; a row must have all columns of one of them
     convert: Callable[[str, Columns], Example | None]
 
     @property
@@ -374,13 +347,13 @@ def _format(convert: Callable[[str, Columns], Example | None], name: str, *requi
 
 
 _FORMATS = (
-    _format(_messages, "messages", "messages"),
-    _format(_messages, "sharegpt", "conversations"),
+    _format(lambda place, columns: chat_example(place, columns, dialogue(columns)), "messages", "messages"),
+    _format(lambda place, columns: chat_example(place, columns, dialogue(columns)), "sharegpt", "conversations"),
     _format(_alpaca, "alpaca", "instruction output"),
-    _format(_prompt_completion, "prompt_completion", "prompt completion"),
+    _format(partial(answered, prompt="prompt", answer="completion"), "prompt_completion", "prompt completion"),
     _format(_question_answer, "question_answer", "question answer", "question answers"),
     _format(_text_label, "text_label", "text label"),
-    _format(_text, "text", "text"),
+    _format(lambda place, columns: Example(place, text=((string_of(columns, "text"), True),)), "text", "text"),
     _format(
         _preference,
         "preference",

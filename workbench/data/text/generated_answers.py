@@ -20,18 +20,12 @@ from workbench.data.text.messages import Message
 class Answer:
     """An answer to a prompt."""
 
-    prompt: str
-    """All that stood before the answer, as text: of a conversation the last message of the user."""
-    text: str
-    """The answer, without the tokens that end it."""
-    messages: tuple[Message, ...] = ()
-    """The turns before the answer; empty where the prompt is raw text."""
-    tools: tuple[dict[str, Any], ...] = ()
-    """Tools that the conversation may call."""
-    row: Mapping[str, Any] = field(default_factory=dict)
-    """The columns of its row, by their names in the file."""
-    place: str = "an answer"
-    """File and row, for messages."""
+    prompt: str  # all that stood before the answer, as text: of a conversation the last message of the user
+    text: str  # the answer, without the tokens that end it
+    messages: tuple[Message, ...] = ()  # the turns before the answer; empty where the prompt is raw text
+    tools: tuple[dict[str, Any], ...] = ()  # tools that the conversation may call
+    row: Mapping[str, Any] = field(default_factory=dict)  # the columns of its row, by their names in the file
+    place: str = "an answer"  # file and row, for messages
 
     @property
     def example(self) -> Example:
@@ -56,21 +50,16 @@ class SampledAnswer(NamedTuple):
     """An answer, and how likely each of its tokens was to whom drew it."""
 
     ids: npt.NDArray[np.int64]
-    log_probs: Floats
-    """Natural log-probability of each token, at the temperature of the draw."""
+    log_probs: Floats  # natural log-probability of each token, at the temperature of the draw
 
 
 def sampling_numbers(key: Sequence[int], *, answers: int, tokens: int) -> Floats:
     """Random numbers (G, T) in [0, 1) of the answers to a prompt; those of each answer depend on `key` and its number.
-
-    Args:
-        key: Numbers >= 0, such as seed, step and row.
-    """
+    `key`: numbers >= 0, such as seed, step and row."""
     return np.stack([np.random.default_rng([*key, answer]).random(tokens) for answer in range(answers)])
 
 
-GRAM = 4
-"""Words, or tokens, that are compared together."""
+GRAM = 4  # words, or tokens, that are compared together
 
 
 def repetition(text: str) -> float:

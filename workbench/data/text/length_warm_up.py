@@ -31,12 +31,9 @@ class GrowingRows(ResampledRows[TokenizedSet]):
     """
 
     warm_up: LengthWarmUpConfig
-    steps: int
-    """Optimizer steps of the run."""
-    limit: int | None = None
-    """Tokens of a row that are read; None: all."""
-    _views: dict[int, Self] = field(default_factory=dict)
-    """The last views by their limits."""
+    steps: int  # optimizer steps of the run
+    limit: int | None = None  # tokens of a row that are read; None: all
+    _views: dict[int, Self] = field(default_factory=dict)  # the last views by their limits
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
         """The rows as long as step `step` reads them."""
@@ -81,26 +78,39 @@ class GrowingRows(ResampledRows[TokenizedSet]):
 class _RowSpans(NamedTuple):
     """Rows that lie together in a table."""
 
-    rows: Indices
-    """Their numbers in the set (n,)."""
+    rows: Indices  # their numbers in the set (n,)
     start: Indices
-    end: Indices
-    """Where their tokens begin and end (n,)."""
-    before_T: Indices
-    """Tokens that carry loss before each place (T + 1,)."""
+    end: Indices  # where their tokens begin and end (n,)
+    before_T: Indices  # tokens that carry loss before each place (T + 1,)
 
 
 def growing(rows: TokenizedSet, config: LengthWarmUpConfig, steps: int | None) -> TokenizedSet | GrowingRows:
-    """The rows as the section cuts them; `rows` themselves where it is off.
-
-    Raises:
-        DataError: They cannot be cut to the first length: none would be cut, or one would lose all that carries loss.
-    """
+    """The rows as the section cuts them; `rows` themselves where it is off. Raises DataError: they cannot be cut to the
+    first length: none would be cut, or one would lose all that carries loss."""
     if config.start is None:
         return rows
     assert steps is not None, "a warm-up with a budget alone is refused"
     growing_rows = GrowingRows(rows, config, steps)
-    _require_cut(growing_rows, config.start)
+    start = config.start
+    rows = growing_rows.rows
+    if rows[0].source:
+        raise DataError(f"{KEY} cuts one text, and the rows of an encoder-decoder have two.\n  Leave {KEY} out.")
+    if start >= growing_rows.longest:
+        raise DataError(
+            f"{KEY}.start={start}: the longest training row has {growing_rows.longest:,} tokens, so that none is cut.\n"
+            f"  Write a smaller start, or leave {KEY} out."
+        )
+    needed_N = np.zeros(len(rows), dtype=np.int64)  # tokens up to the first that is predicted, itself included
+    for part in _spans(rows):
+        place = np.searchsorted(part.before_T, part.before_T[part.start + 1], side="right")
+        needed_N[part.rows] = place - part.start
+    if (short_N := needed_N > start).any():
+        most = int(needed_N.max())
+        raise DataError(
+            f"{KEY}.start={start} would cut all that carries loss off {int(short_N.sum()):,} of {len(rows):,} training "
+            f"rows, such as {rows.place(int(needed_N.argmax()))}, whose first such token is number {most:,}: answers "
+            f"stand at the end of rows.\n  Write {KEY}.start={most} or more, or leave {KEY} out."
+        )
     return growing_rows
 
 
@@ -115,28 +125,6 @@ def in_words(rows: Examples) -> list[str]:
         f"rows and leaves {read:.0%} of the tokens that carry loss; rows are whole after "
         f"{rows.warm_up.until:.0%} of the run, of up to {rows.longest:,} tokens."
     ]
-
-
-def _require_cut(growing: GrowingRows, start: int) -> None:
-    rows = growing.rows
-    if rows[0].source:
-        raise DataError(f"{KEY} cuts one text, and the rows of an encoder-decoder have two.\n  Leave {KEY} out.")
-    if start >= growing.longest:
-        raise DataError(
-            f"{KEY}.start={start}: the longest training row has {growing.longest:,} tokens, so that none is cut.\n"
-            f"  Write a smaller start, or leave {KEY} out."
-        )
-    needed_N = np.zeros(len(rows), dtype=np.int64)  # tokens up to the first that is predicted, itself included
-    for part in _spans(rows):
-        place = np.searchsorted(part.before_T, part.before_T[part.start + 1], side="right")
-        needed_N[part.rows] = place - part.start
-    if (short_N := needed_N > start).any():
-        most = int(needed_N.max())
-        raise DataError(
-            f"{KEY}.start={start} would cut all that carries loss off {int(short_N.sum()):,} of {len(rows):,} training "
-            f"rows, such as {rows.place(int(needed_N.argmax()))}, whose first such token is number {most:,}: answers "
-            f"stand at the end of rows.\n  Write {KEY}.start={most} or more, or leave {KEY} out."
-        )
 
 
 def _spans(rows: TokenizedSet) -> Iterator[_RowSpans]:

@@ -49,10 +49,19 @@ def message_of(item: Any, where: str) -> Message:
     # A template prints null as the word None, and some fail where the key is missing.
     message["content"] = _content(item.get("content"), where)
     if item.get("tool_calls"):
-        message["tool_calls"] = _tool_calls(item["tool_calls"], role, where)
+        value = item["tool_calls"]
+        if role != "assistant":
+            raise DataError(f"{where}: tool_calls belong to the assistant, not to the {role}.")
+        if not isinstance(value, list):
+            raise DataError(f"{where}: tool_calls must be a list, found {excerpt(value)}.")
+        message["tool_calls"] = [_tool_call(call, where) for call in value]
     for key in _LOSS_KEYS:
         if item.get(key) is not None:
-            message["loss"] = _loss(item[key], key, where)
+            if item[key] not in (0, 1):
+                raise DataError(
+                    f"{where}: {key} is {excerpt(item[key])}, but a turn carries loss (1) or none (0). Write 0 or 1."
+                )
+            message["loss"] = bool(item[key])
     # A tool may return nothing; every other turn must have content.
     if role != "tool" and "tool_calls" not in message and not message["content"].strip():
         problem = "has neither content nor tool_calls" if role == "assistant" else "has no content"
@@ -95,7 +104,15 @@ def tools_of(value: Any) -> tuple[dict[str, Any], ...]:
         return ()
     if not isinstance(value, list):
         raise DataError(f"`tools` must be a list of JSON schemas, found {excerpt(value)}.")
-    return tuple(_tool(item, f"tool {number}") for number, item in enumerate(value, start=1))
+    tools = list[dict[str, Any]]()
+    for number, item in enumerate(value, start=1):
+        function = item.get("function", item) if isinstance(item, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise DataError(
+                f"tool {number} must be an object with name, description and parameters, found {excerpt(item)}."
+            )
+        tools.append({"type": "function", "function": function})
+    return tuple(tools)
 
 
 def _from_sharegpt(item: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -113,26 +130,16 @@ def _from_sharegpt(item: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _content(value: Any, where: str) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    if isinstance(value, list):
-        return "".join(_part(part, where) for part in value)
-    raise DataError(f"{where}: content must be a string or a list of text parts, found {excerpt(value)}.")
-
-
-def _part(part: Any, where: str) -> str:
-    text = None
-    if isinstance(part, dict) and part.get("type") == "text":
-        text = part.get("text", part.get("value"))
-    if not isinstance(text, str):
-        raise DataError(f"{where}: a content part must be {{type: text, text: ...}}, found {excerpt(part)}.")
-    return text
-
-
-def _tool_calls(value: Any, role: str, where: str) -> list[dict[str, Any]]:
-    if role != "assistant":
-        raise DataError(f"{where}: tool_calls belong to the assistant, not to the {role}.")
     if not isinstance(value, list):
-        raise DataError(f"{where}: tool_calls must be a list, found {excerpt(value)}.")
-    return [_tool_call(call, where) for call in value]
+        raise DataError(f"{where}: content must be a string or a list of text parts, found {excerpt(value)}.")
+    texts = list[str]()
+    for part in value:
+        is_text = isinstance(part, dict) and part.get("type") == "text"
+        text = part.get("text", part.get("value")) if is_text else None
+        if not isinstance(text, str):
+            raise DataError(f"{where}: a content part must be {{type: text, text: ...}}, found {excerpt(part)}.")
+        texts.append(text)
+    return "".join(texts)
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:
@@ -146,19 +153,6 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: the arguments of {function['name']} must be an object, found {excerpt(arguments)}.")
     kept = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
     return {"type": "function", **kept, "function": {"name": function["name"], "arguments": arguments}}
-
-
-def _tool(item: Any, where: str) -> dict[str, Any]:
-    function = item.get("function", item) if isinstance(item, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise DataError(f"{where} must be an object with name, description and parameters, found {excerpt(item)}.")
-    return {"type": "function", "function": function}
-
-
-def _loss(value: Any, key: str, where: str) -> bool:
-    if value not in (0, 1):
-        raise DataError(f"{where}: {key} is {excerpt(value)}, but a turn carries loss (1) or none (0). Write 0 or 1.")
-    return bool(value)
 
 
 def _parsed(text: str, where: str) -> Any:

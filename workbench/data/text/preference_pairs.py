@@ -28,7 +28,7 @@ from workbench.data.held_out_split import Splits
 from workbench.data.rows import excerpt, string_of
 from workbench.data.text import tokenized
 from workbench.data.text.chat import LossOn
-from workbench.data.text.formats import Conversion, Example, Reader, answered, chat_example, dialogue
+from workbench.data.text.formats import Example, Reader, answered, chat_example, dialogue
 from workbench.data.text.messages import Message, last_answer_only
 from workbench.data.text.row_encoder import WrappedEncoder
 from workbench.data.text.tokenized import SCHEMA, Emptied, EncodedChunk, cache_folder
@@ -41,11 +41,8 @@ _SAME = "Remove the row, or write data.on_bad_row=skip to leave out such rows an
 
 
 def convert(name: str, place: str, columns: Mapping[str, Any]) -> Example:
-    """A row of format `name` as an example with a judgement.
-
-    Raises:
-        DataError: The row judges nothing, answers two prompts, or has twice the same answer.
-    """
+    """A row of format `name` as an example with a judgement. Raises DataError: the row judges nothing, answers two
+    prompts, or has twice the same answer."""
     if name == "stepwise":
         raise DataError("data.format stepwise rates the steps of answers. Write recipe=reward reward.kind=process.")
     if name != "preference":
@@ -88,31 +85,24 @@ def convert(name: str, place: str, columns: Mapping[str, Any]) -> Example:
         return replace(chosen, desired=True, rejected=replace(rejected, desired=False), tie=_flag(columns, "tie"))
     if _flag(columns, "tie"):
         raise DataError("it rates one answer, and is a tie (`tie`), which two are. Leave `tie` out.")
-    return replace(_rated(place, columns), desired=_flag(columns, "label", missing=None))
+    if "completion" in columns:
+        rated = answered(place, columns, prompt="prompt", answer="completion")
+    else:
+        messages = dialogue(columns)
+        if messages[-1]["role"] != "assistant":
+            raise DataError(f"the last message is rated, and it is the {messages[-1]['role']}'s, not the assistant's.")
+        rated = chat_example(place, columns, last_answer_only(messages))
+    return replace(rated, desired=_flag(columns, "label", missing=None))
 
 
 def _flag(columns: Mapping[str, Any], name: str, *, missing: bool | None = False) -> bool:
-    """A cell that is true or false.
-
-    Args:
-        missing: Its value where there is none; None: it is refused.
-    """
+    """A cell that is true or false. `missing`: its value where there is none; None: it is refused."""
     value = columns.get(name)
     if value is None and missing is not None:
         return missing
     if str(value).lower() not in ("true", "false", "1", "0"):
         raise DataError(f"`{name}` must be true or false, found {excerpt(value)}.")
     return str(value).lower() in ("true", "1")
-
-
-def _rated(place: str, columns: Mapping[str, Any]) -> Example:
-    """The one answer of a row; the turns before it are context."""
-    if "completion" in columns:
-        return answered(place, columns, prompt="prompt", answer="completion")
-    messages = dialogue(columns)
-    if messages[-1]["role"] != "assistant":
-        raise DataError(f"the last message is rated, and it is the {messages[-1]['role']}'s, not the assistant's.")
-    return chat_example(place, columns, last_answer_only(messages))
 
 
 def _parted(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
@@ -147,22 +137,16 @@ def _split(chosen: str, rejected: str) -> dict[str, str]:
 class PreferenceEncoder(WrappedEncoder):
     """Writes judged answers as `base` writes conversations."""
 
-    conversion: Conversion = convert
-    """How rows are read."""
+    conversion = staticmethod(convert)
     reader: Reader | None = None
-    """They are those of the file."""
 
     @property
     def identity(self) -> list[Any]:
-        """All that the written tokens depend on, besides the tokenizer."""
         return ["judged", *self.base.identity]
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
-        """The chosen and the rejected answer, or the one that there is.
-
-        Raises:
-            DataError: An answer is several messages, and the template drops the reasoning of all but the last.
-        """
+        """The chosen and the rejected answer, or the one that there is. Raises DataError: an answer is several
+        messages, and the template drops the reasoning of all but the last."""
         sides = [example] if example.rejected is None else [example, example.rejected]
         examples = []
         for number, side in enumerate(sides, start=1):
@@ -221,7 +205,6 @@ class PreferenceSet(WholeRows):
 
     @cached_property
     def supervised(self) -> Weights:
-        """Weight of each example in the mean loss."""
         weight_P = self.answers.weights[:: self.each]
         return np.ones(len(self), dtype=np.int64) if resampling.uniform(weight_P) else weight_P
 
@@ -252,8 +235,7 @@ class PreferenceSet(WholeRows):
     @cached_property
     def shared_tokens(self) -> Indices:
         """Predicted tokens of the shorter answer of the pair of each answer (S,); of a single answer all."""
-        count_PE = self.answer_tokens.reshape(-1, self.each)
-        return np.repeat(count_PE.min(1), self.each)
+        return np.repeat(self.answer_tokens.reshape(-1, self.each).min(1), self.each)
 
     @property
     def sources(self) -> Collection[str]:
@@ -271,7 +253,6 @@ class PreferenceSet(WholeRows):
         return self.answers.subset(self.desired)
 
     def place(self, index: int) -> str:
-        """File and row of an example."""
         return _pair_of(self.answers.place(index * self.each)) if self.paired else self.answers.place(index)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
@@ -303,17 +284,12 @@ class RatedPairs(PreferenceSet):
         batch = self.answers.batch(answers, epoch=epoch)
         assert batch.lengths_B is not None, "padded rows say how long they are"
         last_S = torch.arange(len(answers)) * batch.width + batch.lengths_B - 1
-        labels = torch.from_numpy(answers[:, None])
-        batch = replace(batch, positions_N=last_S, labels_N=labels, rows_B=indices)
+        batch = replace(batch, positions_N=last_S, labels_N=torch.from_numpy(answers[:, None]), rows_B=indices)
         return replace(batch, sequences=self.each, row_tokens=self.answers.lengths[answers])
 
 
 class MismatchedRows:
-    """The `others` of a set as examples with the same numbers.
-
-    Args:
-        rows: A set that has them.
-    """
+    """The `others` of a set as examples with the same numbers. `rows`: a set that has them."""
 
     def __init__(self, rows: PreferenceSet) -> None:
         assert rows.others is not None
@@ -326,14 +302,8 @@ class MismatchedRows:
 
 
 def preference_set(rows: TokenizedSet, *, pairs: bool) -> PreferenceSet:
-    """The examples of a tokenised set.
-
-    Args:
-        pairs: Whether two answers are compared; else each answer of a pair is an example of its own.
-
-    Raises:
-        DataError: Pairs are wanted, and a row has one answer.
-    """
+    """The examples of a tokenised set. Raises DataError: pairs are wanted, and a row has one answer. `pairs`: whether
+    two answers are compared; else each answer of a pair is an example of its own."""
     single = next((place for place in rows.places() if _OF_PAIR.search(place) is None), None) if pairs else None
     if single is not None:
         raise DataError(
@@ -344,15 +314,13 @@ def preference_set(rows: TokenizedSet, *, pairs: bool) -> PreferenceSet:
 
 
 def without_ties(split: TokenizedSet, *, refuse: bool, loss: str, cure: str) -> TokenizedSet:
-    """The answers of a set for what knows no ties: refused where there are some, or left out and counted.
+    """The answers of a set for what knows no ties: refused where there are some, or left out and counted. Raises
+    DataError: there are ties, which are refused, or nothing else.
 
     Args:
         refuse: Whether `data.on_bad_row` is refuse.
         loss: What has no target for ties.
         cure: What to write instead, as a sentence.
-
-    Raises:
-        DataError: There are ties, which are refused, or nothing else.
     """
     tie_S = split.table.data.column("tie").to_numpy(zero_copy_only=False)[split.rows]
     if not tie_S.any():
@@ -400,28 +368,30 @@ def answer_rows(indices: Indices, each: int) -> Indices:
     return rows
 
 
-_AT_ONCE = 1000
-"""Rows of a record batch."""
+_AT_ONCE = 1000  # rows of a record batch
 
 
 def mismatched_answers(answers: TokenizedSet, config: DataConfig, *, bos: int | None = None) -> TokenizedSet:
     """For each answer its prompt with the answer of the nearest row before (the first follows the last) to another one.
 
-    Which that is depends on the rows alone, so that a reference is asked once. Prompts are cut on the left,
-    behind the token that begins a text.
-
-    Args:
-        bos: That token, where there is one.
-
-    Raises:
-        DataError: All rows have one prompt.
-        FileError: The rows cannot be written.
+    Which that is depends on the rows alone, so that a reference is asked once. Prompts are cut on the left, behind the
+    token that begins a text. Raises DataError: all rows have one prompt; FileError: the rows cannot be written. `bos`:
+    that token, where there is one.
     """
     # Each row gets the answer of a row of its own set where there are several.
     partner = np.arange(len(answers))
     for name, own in (named_sets.rows_by_set(answers) or {"": np.arange(len(answers))}).items():
         where = f"{answers.source}, set {name}" if name else answers.source
-        partner[own] = own[_partners_within(answers.digests[own], where)]
+        digests, count = answers.digests[own], len(own)
+        if count < 2 or (digests == digests[0]).all():
+            raise DataError(
+                f"{where}: prefer.loss=kto compares with answers to other prompts, and these {count} row(s) have "
+                "one prompt. Give rows of two prompts at least, or write prefer.loss=dpo for pairs."
+            )
+        before = np.roll(np.arange(count), 1)
+        while (same := digests[before] == digests).any():
+            before[same] -= 1
+        partner[own] = own[before % count]
     digest = hashlib.sha256(f"2 {config.max_tokens} {bos}".encode())
     for part in (answers.digests, answers.lengths, answers.supervised, partner):
         digest.update(np.ascontiguousarray(part).tobytes())
@@ -433,20 +403,6 @@ def mismatched_answers(answers: TokenizedSet, config: DataConfig, *, bos: int | 
     return TokenizedSet(
         table, np.arange(len(table)), answers.source, answers.fingerprint, chat=answers.chat, collate=answers.collate
     )
-
-
-def _partners_within(digests: npt.NDArray[np.uint64], where: str) -> Indices:
-    count = len(digests)
-    if count < 2 or (digests == digests[0]).all():
-        raise DataError(
-            f"{where}: prefer.loss=kto compares with answers to other prompts, and these {count} row(s) have "
-            "one prompt. Give rows of two prompts at least, or write prefer.loss=dpo for pairs."
-        )
-    partner = np.roll(np.arange(count), 1)
-    while (same := digests[partner] == digests).any():
-        partner[same] -= 1
-    partner_rows: Indices = partner % count
-    return partner_rows
 
 
 def _chunks(answers: TokenizedSet, partner: Indices, max_tokens: int, bos: int | None) -> Iterator[EncodedChunk]:

@@ -25,8 +25,7 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError, WorkbenchError
 
 _ANSWERS = {"instruction": "output", "prompt": "completion", "question": "answer"}
-_PLACEHOLDER = "?"
-"""Answer of a row that has none, so that it fits its format; it is dropped again."""
+_PLACEHOLDER = "?"  # answer of a row that has none, so that it fits its format; it is dropped again
 
 
 def read_prompts(source: str, config: DataConfig, skipped: list[str] | None = None) -> Iterator[Example]:
@@ -38,13 +37,8 @@ def read_questions(
     source: str, config: DataConfig, skipped: list[str] | None = None
 ) -> Iterator[tuple[Example, Mapping[str, Any]]]:
     """Yield the rows of `source` without their last answer, each with all of its columns, by their names in the file.
-
-    Args:
-        skipped: Reasons of rows that `config.on_bad_row` leaves out are appended.
-
-    Raises:
-        DataError: A row has nothing to answer (the message names file and row), or no row is left.
-    """
+    Raises DataError: a row has nothing to answer (the message names file and row), or no row is left. `skipped`:
+    reasons of rows that `config.on_bad_row` leaves out are appended."""
     skipped = [] if skipped is None else skipped
     question_count = 0
     rows = list(read_rows(source))
@@ -89,11 +83,7 @@ def with_answer(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_answer(example: Example) -> Example:
-    """The example without its last answer.
-
-    Raises:
-        DataError: Nothing comes before that.
-    """
+    """The example without its last answer. Raises DataError: nothing comes before that."""
     if example.text:
         prompt = [piece for piece in example.text if not piece[1]]
         return replace(example, text=tuple(prompt or [(text, False) for text, _ in example.text]))
@@ -104,13 +94,6 @@ def without_answer(example: Example) -> Example:
             f"{example.place}: the answer comes first; there is nothing to answer. Write the question before it."
         )
     return replace(example, messages=example.messages[:last])
-
-
-def with_placeholder(example: Example) -> Example:
-    """A prompt with an answer that only takes its place."""
-    if example.text:
-        return replace(example, text=(*((text, False) for text, _ in example.text), (_PLACEHOLDER, True)))
-    return replace(example, messages=(*example.messages, {"role": "assistant", "content": _PLACEHOLDER}))
 
 
 @dataclass(frozen=True)
@@ -132,23 +115,22 @@ class PromptEncoder(WrappedEncoder):
     def conversion(self, name: str, place: str, columns: Mapping[str, Any]) -> Example | None:
         """The prompt of a row, with a placeholder as its answer."""
         example = formats.of_format(name, place, with_answer(dict(columns)))
-        return None if example is None else with_placeholder(without_answer(example))
+        if example is None:
+            return None
+        example = without_answer(example)
+        if example.text:
+            return replace(example, text=(*((text, False) for text, _ in example.text), (_PLACEHOLDER, True)))
+        return replace(example, messages=(*example.messages, {"role": "assistant", "content": _PLACEHOLDER}))
 
     @property
     def identity(self) -> list[Any]:
-        """All that the written tokens depend on, besides the tokenizer."""
         return ["prompts", *self.base.identity]
-
-    def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
-        """The example alone."""
-        return [example]
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
         """The prompt's ids, and the one that ends an answer."""
         return _prompt_of(self.base.encode(example, loss_on="last"))
 
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
-        """`encode` of each example, as `chat.outcomes`."""
         encoded = self.base.encode_many(examples, loss_on="last")
         return [each if isinstance(each, WorkbenchError) else _prompt_of(each) for each in encoded]
 

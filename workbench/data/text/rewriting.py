@@ -13,8 +13,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-MARKS = ".;?:!,"
-"""Marks of AEDA (Karimi et al. 2021)."""
+MARKS = ".;?:!,"  # Marks of AEDA (Karimi et al. 2021).
 
 
 def without_punctuation(text: str) -> str:
@@ -69,8 +68,7 @@ def with_words_swapped(text: str, rng: np.random.Generator, *, share: float) -> 
 
 def with_words_inserted(text: str, rng: np.random.Generator, *, share: float) -> str:
     """Repeat a share of the words, at least one, each behind another word (Wei and Zou 2019 take synonyms of them)."""
-    words = [word.strip() for word in _spaced_words(text)]
-    return _with_inserted(text, rng, words, share=share)
+    return _with_inserted(text, rng, [word.strip() for word in _spaced_words(text)], share=share)
 
 
 def with_punctuation(text: str, rng: np.random.Generator, *, share: float) -> str:
@@ -83,8 +81,7 @@ def _with_inserted(text: str, rng: np.random.Generator, choices: Sequence[str], 
     words = _spaced_words(text)
     if len(words) < 2:
         return text
-    count = max(1, round(share * len(words)))
-    for place in rng.choice(len(words), size=count, replace=False):
+    for place in rng.choice(len(words), size=max(1, round(share * len(words))), replace=False):
         words[place] += f" {choices[int(rng.integers(len(choices)))]}"
     return "".join(words)
 

@@ -23,24 +23,23 @@ class WrappedEncoder:
 
     base: ChatEncoder
 
+    def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
+        """The example alone."""
+        return [example]
+
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
-        """The example's ids, and which of them carry loss."""
         return self.base.encode(example, loss_on=loss_on)
 
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
-        """`encode` of each example, as `chat.outcomes`."""
         return self.base.encode_many(examples, loss_on=loss_on)
 
     def targets(self, encoded: Encoded) -> int:
-        """How many tokens are predicted."""
         return self.base.targets(encoded)
 
     def seen(self, row: Row, *, epoch: int) -> Row:
-        """The row as the model sees it."""
         return self.base.seen(row, epoch=epoch)
 
     def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
-        """Rows as the model sees them."""
         return self.base.collate(rows, epoch=epoch)
 
 
@@ -81,14 +80,8 @@ class RowEncoder(Protocol):
 def row_encoder(
     config: RunConfig, hub: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, template: str | None = None
 ) -> ChatEncoder | MlmEncoder:
-    """Choose the row encoder for the recipe of `config` and the architecture `hub`.
-
-    Args:
-        template: Jinja source that replaces the tokenizer's chat template.
-
-    Raises:
-        BackboneError: The tokenizer or the template does not allow it.
-    """
+    """Choose the row encoder for the recipe of `config` and the architecture `hub`. Raises BackboneError: the tokenizer
+    or the template does not allow it. `template`: Jinja source that replaces the tokenizer's chat template."""
     if config.task.head == "masked":
         return MlmEncoder(tokenizer, share=config.masking.share, seed=config.seed)
     return conversation_encoder(hub, tokenizer, template=template)

@@ -34,14 +34,9 @@ from workbench.errors import DataError, WorkbenchError
 
 
 def convert(separator: str, labelled: bool, name: str, place: str, columns: Mapping[str, Any]) -> Example:
-    """A row of format `name` as an example whose answer is its steps with `separator` between them.
-
-    Args:
-        labelled: Whether labels are read; otherwise all steps have the label 0, which nobody is to look at.
-
-    Raises:
-        DataError: The row rates no steps, or a step or a label is none.
-    """
+    """A row of format `name` as an example whose answer is its steps with `separator` between them. Raises DataError:
+    the row rates no steps, or a step or a label is none. `labelled`: whether labels are read; otherwise all steps have
+    the label 0, which nobody is to look at."""
     if name != "stepwise":
         raise DataError(
             f"data.format {name} rates no steps, which reward.kind=process learns from. Give rows with prompt, "
@@ -90,32 +85,21 @@ class StepEncoder(WrappedEncoder):
     """Whether rows have labels that are read. Without, a step that no token ends belongs to the next one, and none is
     refused: generated answers are what they are."""
     reader: Reader | None = None
-    """They are those of the file."""
 
     @property
     def conversion(self) -> Conversion:
-        """How rows are read."""
         return partial(convert, self.separator, self.labelled)
 
     @property
     def identity(self) -> list[Any]:
-        """All that the written tokens depend on, besides the tokenizer."""
         return ["steps", self.separator, self.labelled, *self.base.identity]
 
-    def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
-        """The one answer of a row."""
-        return [example]
-
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
-        """`encode` of each example, as `chat.outcomes`."""
         return chat.outcomes(partial(self.encode, loss_on=loss_on), examples)
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
-        """The example's ids, and which of them are the last of a step.
-
-        Raises:
-            DataError: A step is not in what the template writes, or shares a token with the next one.
-        """
+        """The example's ids, and which of them are the last of a step. Raises DataError: a step is not in what the
+        template writes, or shares a token with the next one."""
         encoded = self.base.encode(example, loss_on="last")
         written = self.base.answer_text(example)
         spans, place = list[tuple[int, int]](), written.start
@@ -147,8 +131,7 @@ class StepEncoder(WrappedEncoder):
         return replace(encoded, supervised=supervised, end_positions=())
 
 
-RIGHT = 0.5
-"""The label, and the probability, from which on a step counts as right."""
+RIGHT = 0.5  # the label, and the probability, from which on a step counts as right
 
 
 @dataclass(frozen=True)
@@ -169,6 +152,16 @@ class StepSet(WholeRows):
     def longest_sequences(self) -> Indices:
         """Tokens of the longest sequence that one stack of the model reads, of each answer."""
         return self.answers.longest_sequences
+
+    @property
+    def sources(self) -> Collection[str]:
+        """Names of the sets that answers are from; empty where there is one."""
+        return self.answers.sources
+
+    @property
+    def source_N(self) -> Indices:
+        """Number of the set of each answer, where there are several."""
+        return self.answers.source_N
 
     @property
     def steps(self) -> Indices:
@@ -198,18 +191,7 @@ class StepSet(WholeRows):
         """How many steps cutting to `data.max_tokens` left out."""
         return int(self.answers.table.data.column("cut_steps").to_numpy()[self.answers.rows].sum())
 
-    @property
-    def sources(self) -> Collection[str]:
-        """Names of the sets that answers are from; empty where there is one."""
-        return self.answers.sources
-
-    @property
-    def source_N(self) -> Indices:
-        """Number of the set of each answer, where there are several."""
-        return self.answers.source_N
-
     def place(self, index: int) -> str:
-        """File and row of an answer."""
         return self.answers.place(index)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:

@@ -22,21 +22,16 @@ MASKED, RANDOM = 0.8, 0.1
 
 
 class MlmEncoder:
-    """Tokenises text for an encoder and masks its tokens.
+    """Tokenises text for an encoder and masks its tokens. Raises BackboneError: the tokenizer has no mask token.
 
     Args:
         tokenizer: A tokenizer with a mask token.
         share: Share of a row's tokens that are predicted, at least one; special tokens never are.
         seed: Seed of the masks.
-
-    Raises:
-        BackboneError: The tokenizer has no mask token.
     """
 
-    conversion: Conversion | None = None
-    """Rows are read as their format says."""
-    reader: Reader | None = None
-    """They are those of the file."""
+    conversion: Conversion | None = None  # rows are read as their format says
+    reader: Reader | None = None  # they are those of the file
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, share: float, seed: int) -> None:
         if tokenizer.mask_token_id is None:
@@ -50,7 +45,6 @@ class MlmEncoder:
 
     @property
     def identity(self) -> list[object]:
-        """Part of the cache key: everything besides the tokenizer that decides the tokens."""
         return ["masking", self._share]
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
@@ -58,11 +52,8 @@ class MlmEncoder:
         return [example]
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
-        """Encode text with the tokenizer's special tokens; every other token may be predicted.
-
-        Raises:
-            DataError: The row is a conversation.
-        """
+        """Encode text with the tokenizer's special tokens; every other token may be predicted. Raises DataError: the
+        row is a conversation."""
         return self._encoded(self._tokenizer(_text(example), verbose=False)["input_ids"])
 
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
@@ -77,7 +68,6 @@ class MlmEncoder:
         return Encoded(ids, [token not in self._special for token in ids], bos=has_bos, kept=int(has_eos))
 
     def targets(self, encoded: Encoded) -> int:
-        """Number of tokens that are predicted."""
         return self._count(sum(encoded.supervised))
 
     def seen(self, row: Row, *, epoch: int) -> Row:

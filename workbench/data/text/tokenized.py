@@ -15,7 +15,6 @@ import re
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -64,23 +63,18 @@ SCHEMA = pyarrow.schema(
     }
 )
 
-ROWS, CHARACTERS = 1000, 2**20
-"""Most examples and, but for the last one, most characters of a chunk."""
+ROWS, CHARACTERS = 1000, 2**20  # most examples and, but for the last one, most characters of a chunk
 
-Item = formats.Example | str
-"""An example, or in its place the note of a row that was left out."""
+Item = formats.Example | str  # an example, or in its place the note of a row that was left out
 
 
 class Emptied(NamedTuple):
     """Examples that lose all supervised tokens by cutting to data.max_tokens."""
 
-    examples: int = 0
-    """All examples, whether they were cut or not."""
+    examples: int = 0  # all examples, whether they were cut or not
     emptied: int = 0
-    needed: int = 0
-    """The fewest tokens that keep a supervised one of each, with one before it to predict it from."""
-    first: str = ""
-    """Place of the first."""
+    needed: int = 0  # the fewest tokens that keep a supervised one of each, with one before it to predict it from
+    first: str = ""  # place of the first
 
     def plus(self, other: Emptied) -> Emptied:
         """These and later ones."""
@@ -122,7 +116,8 @@ def example_chunks(examples: Iterator[formats.Example], skipped: list[str]) -> I
             chunk += skipped
             skipped.clear()
             chunk.append(example)
-            characters += _characters(example)
+            characters += sum(len(str(message.get("content") or "")) for message in example.messages)
+            characters += sum(len(text) for text, _ in example.text)
             if len(chunk) >= ROWS or characters >= CHARACTERS:
                 yield chunk
                 chunk, characters = [], 0
@@ -136,19 +131,20 @@ def example_chunks(examples: Iterator[formats.Example], skipped: list[str]) -> I
 
 
 def encode_chunk(items: Sequence[Item], *, config: DataConfig, encoder: RowEncoder) -> EncodedChunk:
-    """The rows of a chunk.
-
-    Raises:
-        DataError: An example cannot be encoded, and data.on_bad_row is refuse.
-    """
+    """The rows of a chunk. Raises DataError: an example cannot be encoded, and data.on_bad_row is refuse."""
 
     def expanded(item: Item) -> Sequence[formats.Example] | str:
         return item if isinstance(item, str) else encoder.expanded(item, loss_on=config.loss_on)
 
     expansions = chat.outcomes(expanded, items)
     parts = [part for each in expansions if not isinstance(each, str | WorkbenchError) for part in each]
-    with _no_collection():
+    collecting = gc.isenabled()
+    gc.disable()  # the search for garbage takes a tenth of the time: hundreds of tuples a row, and no cycles
+    try:
         encoded = encoder.encode_many(parts, loss_on=config.loss_on)
+    finally:
+        if collecting:
+            gc.enable()
     columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
     skipped: list[str] = []
     emptied, position = Emptied(), 0
@@ -163,9 +159,14 @@ def encode_chunk(items: Sequence[Item], *, config: DataConfig, encoder: RowEncod
             wholes = encoded[position : position + len(item)]
             position += len(item)
             for part, whole, cut in _cuts(item, wholes, config):
-                emptied = emptied.plus(_emptied(part, whole, cut, config))
                 if any(cut.supervised[1:]):
+                    emptied = emptied.plus(Emptied(examples=1))
                     rows.append((part, whole, cut))
+                    continue
+                carries = [number for number, loss in enumerate(whole.supervised) if loss and number]
+                right = config.truncate == "right"
+                needed = carries[0] + 1 if right else len(whole.input_ids) - carries[-1] + 1
+                emptied = emptied.plus(Emptied(1, 1, needed, part.place))
         except DataError as error:
             if config.on_bad_row == "refuse":
                 raise
@@ -176,12 +177,8 @@ def encode_chunk(items: Sequence[Item], *, config: DataConfig, encoder: RowEncod
 
 
 def write_chunks(path: Path, encoded: Iterator[EncodedChunk], config: DataConfig) -> list[str]:
-    """Write chunks into an Arrow file, whole or not at all; returns the notes of what was left out.
-
-    Raises:
-        DataError: Rows have no supervised token left, and data.on_bad_row is refuse.
-        FileError: The file cannot be written.
-    """
+    """Write chunks into an Arrow file, whole or not at all; returns the notes of what was left out. Raises DataError:
+    rows have no supervised token left, and data.on_bad_row is refuse; FileError: the file cannot be written."""
     skipped: list[str] = []
     emptied = Emptied()
     try:
@@ -204,23 +201,6 @@ def write_chunks(path: Path, encoded: Iterator[EncodedChunk], config: DataConfig
             "Make room there, or set WORKBENCH_CACHE to another folder."
         ) from None
     return skipped
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No search for garbage, which takes a tenth of the time: a chunk makes hundreds of tuples a row, and no cycles."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _characters(example: formats.Example) -> int:
-    characters = sum(len(str(message.get("content") or "")) for message in example.messages)
-    return characters + sum(len(text) for text, _ in example.text)
 
 
 def _cuts(
@@ -257,15 +237,6 @@ def _require_loss(part: formats.Example, whole: chat.Encoded) -> None:
         raise DataError(f"{part.place}: no token carries loss. Give it an answer, or write data.on_bad_row=skip.")
 
 
-def _emptied(part: formats.Example, whole: chat.Encoded, cut: chat.Encoded, config: DataConfig) -> Emptied:
-    """The count of one example."""
-    if any(cut.supervised[1:]):
-        return Emptied(examples=1)
-    carries = [number for number, loss in enumerate(whole.supervised) if loss and number]
-    needed = carries[0] + 1 if config.truncate == "right" else len(whole.input_ids) - carries[-1] + 1
-    return Emptied(1, 1, needed, part.place)
-
-
 def _append(
     columns: dict[str, list[Any]],
     rows: Sequence[tuple[formats.Example, chat.Encoded, chat.Encoded]],
@@ -278,7 +249,7 @@ def _append(
     ids = array("q", itertools.chain.from_iterable(cut.input_ids for *_, cut in rows))
     if rows and rows[0][0].desired is not None:
         whole = rows[0][1]
-        ids = array("q", whole.input_ids[: _prompt_length(whole)])
+        ids = array("q", whole.input_ids[: int(np.argmax(whole.supervised))])
     identity = ids.tobytes()
     if rows and (example := rows[0][0]).steps:
         before = [list(example.messages[:-1]), list(example.tools), [text for text, _ in example.text[:-1]]]
@@ -312,10 +283,7 @@ def cut_together(
     parts: Sequence[formats.Example], wholes: Sequence[chat.Encoded], config: DataConfig
 ) -> list[chat.Encoded]:
     """Cut answers to one prompt to data.max_tokens; on the left all lose as much of the prompt, and none of the answer.
-
-    Raises:
-        DataError: Cutting leaves no prompt, no answer, or no difference.
-    """
+    Raises DataError: cutting leaves no prompt, no answer, or no difference."""
     place, most = parts[0].place.removesuffix(", answer 1 of 2"), config.max_tokens
     if len(wholes) == 2 and wholes[0].input_ids == wholes[1].input_ids:
         raise DataError(
@@ -327,7 +295,7 @@ def cut_together(
         return list(wholes)
     if config.truncate == "left":
         # At least one token is left to predict the answer's first one from.
-        room = min(_prompt_length(whole) - int(whole.bos) for whole in wholes) - 1
+        room = min(int(np.argmax(whole.supervised)) - int(whole.bos) for whole in wholes) - 1
         if excess > room:
             raise DataError(
                 f"{place}: its longer answer leaves no room for a prompt in data.max_tokens={most}. Write "
@@ -351,13 +319,7 @@ def cut_together(
     return cuts
 
 
-def _prompt_length(encoded: chat.Encoded) -> int:
-    """Tokens before the first that carries loss."""
-    return int(np.argmax(encoded.supervised))
-
-
-CODE_VERSION = 3
-"""Part of the cache key, beside the columns: raise it when rendering or masking changes."""
+CODE_VERSION = 3  # part of the cache key, beside the columns: raise it when rendering or masking changes
 
 
 def load(
@@ -557,8 +519,7 @@ def target_rows(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template
 def first_examples(config: DataConfig, count: int) -> Iterator[Example]:
     """Yield the first training examples of each source as they stand in its file, `count` of each."""
     for own in config.training_files.values():
-        examples = formats.read(starter.resolve(own.train), own, skipped=[], limit=own.limit)
-        yield from itertools.islice(examples, count)
+        yield from itertools.islice(formats.read(starter.resolve(own.train), own, skipped=[], limit=own.limit), count)
 
 
 def hold_out(tokens: TokenizedSet, *, share: float, seed: int) -> tuple[TokenizedSet, TokenizedSet]:
@@ -663,11 +624,8 @@ def _decontaminated(train: TokenizedSet, sets: Mapping[str, Iterable[TextRow]], 
 
 
 def _selected(train: TokenizedSet, parts: Mapping[str, TokenizedSet], config: DataConfig, *, seed: int) -> TokenizedSet:
-    """The rows of `train` that `data.select` keeps; where it chooses by texts, these are read a second time.
-
-    Args:
-        parts: The rows of each source, of which `train` consists.
-    """
+    """The rows of `train` that `data.select` keeps; where it chooses by texts, these are read a second time. `parts`:
+    the rows of each source, of which `train` consists."""
     if config.select.by == "all":
         return train
 
@@ -684,11 +642,8 @@ def _selected(train: TokenizedSet, parts: Mapping[str, TokenizedSet], config: Da
 
 
 def of_files(tokens: TokenizedSet, files: Mapping[str, DataConfig]) -> Iterator[tuple[TokenizedSet, DataConfig]]:
-    """Yield the rows of each of several files of a set, and how that is read; all rows where there is one.
-
-    Args:
-        files: Each file by the name that its rows have in the set; see `DataConfig.files_of`.
-    """
+    """Yield the rows of each of several files of a set, and how that is read; all rows where there is one. `files`:
+    each file by the name that its rows have in the set; see `DataConfig.files_of`."""
     if not tokens.sources:
         yield tokens, files[""]
         return

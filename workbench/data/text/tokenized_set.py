@@ -78,8 +78,7 @@ def values(array: pyarrow.Array) -> npt.NDArray[Any]:
     return marks_N[: len(array)]
 
 
-_AT_ONCE = 2**16
-"""Places that are read at a time."""
+_AT_ONCE = 2**16  # places that are read at a time
 
 
 @dataclass(frozen=True)
@@ -112,13 +111,11 @@ class TokenizedSet(WholeRows):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Row:
-        number = int(self.rows[index])
-        row = self.table.row(number)
+        row = self.table.row(int(self.rows[index]))
         ids, supervised = (values(row.column(name).flatten()) for name in ("input_ids", "supervised"))
         return Row(ids.astype(np.int64), supervised, row.column("source")[0].as_py(), row.column("digest")[0].as_py())
 
     def place(self, index: int) -> str:
-        """File and row that example `index` came from."""
         row = self.rows[[index]]
         place = str(self.table[int(row[0])]["place"])  # of a column, pyarrow would bring all chunks together
         return self.prefixes[self._source_of(row)[0]] + place if self.prefixes else place
@@ -126,19 +123,14 @@ class TokenizedSet(WholeRows):
     def places(self) -> Iterator[str]:
         """File and row that each example came from."""
         for start in range(0, len(self.rows), _AT_ONCE):
-            yield from self._placed(self.rows[start : start + _AT_ONCE])
-
-    def _placed(self, rows: Indices) -> Iterator[str]:
-        """The place of each of some rows of the table."""
-        places: list[str] = self.table.data.column("place").take(pyarrow.array(rows)).to_pylist()
-        if not self.prefixes:
+            rows = self.rows[start : start + _AT_ONCE]
+            places: list[str] = self.table.data.column("place").take(pyarrow.array(rows)).to_pylist()
+            if self.prefixes:
+                numbered = zip(self._source_of(rows), places, strict=True)
+                places = [self.prefixes[number] + place for number, place in numbered]
             yield from places
-            return
-        for number, place in zip(self._source_of(rows).tolist(), places, strict=True):
-            yield self.prefixes[number] + place
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The examples `indices`, padded, as they are seen in pass `epoch` over the data."""
         return replace(self.collate([self[int(index)] for index in indices], epoch=epoch), rows_B=indices)
 
     def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> TokenizedSet:
@@ -165,7 +157,6 @@ class TokenizedSet(WholeRows):
 
     @cached_property
     def lengths(self) -> Indices:
-        """Tokens of each example."""
         return self._column("length")
 
     @cached_property

@@ -16,7 +16,7 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 Instruction = tuple[int, int, int, int]
@@ -49,18 +49,15 @@ _UNKNOWN = ((435, 435), (437, 437))
 """clone3, openat2: a filter cannot see their flags, which are in memory; libraries fall back to the older calls."""
 _TERMINAL = (0x5401, 0x5413, 0x5450, 0x5451)
 """Requests of ioctl: is a file a terminal, how wide is it, and does execve close it."""
-_DESCRIPTORS = (0, 1, 2, 3, 4, 1030)
-"""Harmless commands of fcntl; F_SETOWN would send signals to others."""
+_DESCRIPTORS = (0, 1, 2, 3, 4, 1030)  # harmless commands of fcntl; F_SETOWN would send signals to others
 _PR_SET_NAME = 15
 _EPERM, _ENOTTY, _ENOSYS = 1, 25, 38
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _EQUAL, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
 _CLONE_THREAD, _O_TRUNC_AND_MODE = 0x10000, 0x203
-_EMPTYING = (0x200, 0x203)
-"""O_TRUNC with reading, and with the mode 3, which neither reads nor writes."""
+_EMPTYING = (0x200, 0x203)  # O_TRUNC with reading, and with the mode 3, which neither reads nor writes
 
-_RIGHTS = (13, 14, 15, 15, 16)
-"""Number of file rights in Landlock's versions 1, 2, 3, 4, and from 5 on."""
+_RIGHTS = (13, 14, 15, 15, 16)  # number of file rights in Landlock's versions 1, 2, 3, 4, and from 5 on
 _REFER, _NEEDS_FOLDER = 1 << 13, 0b1_1111_1111_1000 | 1 << 13
 _READ_FILE, _READ_FOLDER, _WRITE_FILE, _TRUNCATE = 1 << 2, 1 << 3, 1 << 1, 1 << 14
 _CHANGES = 1 << 5 | 1 << 8 | 1 << 12
@@ -101,37 +98,23 @@ def _passes(code: str, names: dict[str, Any], *, exit_passes: bool) -> bool:
 
 
 def confine(folder: str, *, seconds: int, memory: int, output: int) -> None:
-    """Drop all rights that computing does not need, for good; files may be written in `folder` alone.
+    """Drop all rights that computing does not need, for good; files may be written in `folder` alone. Raises OSError:
+    the machine cannot confine this process; nothing untrusted may run; ValueError: a limit is above what the machine
+    allows.
 
     Args:
         seconds: Processor time.
         memory: Bytes of address space.
         output: Bytes of a file.
-
-    Raises:
-        OSError: The machine cannot confine this process; nothing untrusted may run.
-        ValueError: A limit is above what the machine allows.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    number, architecture = _architecture()
+    if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
+        raise OSError(f"{sys.platform} on {platform.machine()} has no filter here, Linux on x86_64 and aarch64 has")
+    number, architecture = _ARCHITECTURES[platform.machine()]
     parent = os.getppid()
     _called("prctl PR_SET_PDEATHSIG", libc.prctl(1, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != parent:
         raise ProcessLookupError("the process that started this has ended")
-    _limit(seconds=seconds, memory=memory, output=output)
-    _called("prctl PR_SET_NO_NEW_PRIVS", libc.prctl(38, 1, 0, 0, 0))
-    _hide_files(libc, folder)
-    _filter_calls(libc, list(instructions(number, architecture, own=os.getpid())))
-
-
-def _architecture() -> tuple[int, int]:
-    architecture = _ARCHITECTURES.get(platform.machine())
-    if sys.platform != "linux" or architecture is None:
-        raise OSError(f"{sys.platform} on {platform.machine()} has no filter here, Linux on x86_64 and aarch64 has")
-    return architecture
-
-
-def _limit(*, seconds: int, memory: int, output: int) -> None:
     for name, limit in {
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_AS: memory,
@@ -141,15 +124,19 @@ def _limit(*, seconds: int, memory: int, output: int) -> None:
     }.items():
         hard = limit + 1 if name == resource.RLIMIT_CPU else limit  # SIGKILL a second after SIGXCPU, which is caught
         resource.setrlimit(name, (limit, hard))
-
-
-def _hide_files(libc: ctypes.CDLL, folder: str) -> None:
-    """Landlock: Python and shared libraries may be read, and `folder` written."""
+    _called("prctl PR_SET_NO_NEW_PRIVS", libc.prctl(38, 1, 0, 0, 0))
+    # Landlock: Python and shared libraries may be read, and `folder` written.
     version = _called("landlock_create_ruleset", libc.syscall(444, None, ctypes.c_size_t(0), 1))
     handled = (1 << _RIGHTS[min(version, len(_RIGHTS)) - 1]) - 1
     attributes = ctypes.create_string_buffer(struct.pack("=Q", handled), 8)
     rules = _called("landlock_create_ruleset", libc.syscall(444, attributes, ctypes.c_size_t(8), 0))
-    for path, rights in _visible(folder).items():
+    library = os.path.dirname(os.__file__)
+    folders = (library, f"{sys.base_prefix}/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
+    files = ("/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/null")
+    rights_by_path = {os.path.realpath(path): _READ_FILE | _READ_FOLDER for path in (*folders, *files)}
+    rights_by_path["/dev/null"] |= _WRITE_FILE | _TRUNCATE
+    rights_by_path[folder] = _READ_FILE | _READ_FOLDER | _WRITE_FILE | _TRUNCATE | _CHANGES
+    for path, rights in rights_by_path.items():
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
@@ -160,17 +147,11 @@ def _hide_files(libc: ctypes.CDLL, folder: str) -> None:
         os.close(descriptor)
     _called("landlock_restrict_self", libc.syscall(446, rules, 0))
     os.close(rules)
-
-
-def _visible(folder: str) -> Mapping[str, int]:
-    """File rights by path."""
-    library = os.path.dirname(os.__file__)
-    folders = (library, f"{sys.base_prefix}/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
-    files = ("/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/null")
-    rights_by_path = {os.path.realpath(path): _READ_FILE | _READ_FOLDER for path in (*folders, *files)}
-    rights_by_path["/dev/null"] |= _WRITE_FILE | _TRUNCATE
-    rights_by_path[folder] = _READ_FILE | _READ_FOLDER | _WRITE_FILE | _TRUNCATE | _CHANGES
-    return rights_by_path
+    program = list(instructions(number, architecture, own=os.getpid()))
+    packed = b"".join(struct.pack("=HBBI", *each) for each in program)
+    code = ctypes.create_string_buffer(packed, len(packed))
+    header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
+    _called("prctl PR_SET_SECCOMP", libc.prctl(22, 2, header, 0, 0))
 
 
 def instructions(number: int, architecture: int, *, own: int) -> Iterator[Instruction]:
@@ -218,13 +199,6 @@ def _one_of(argument: int, values: Iterable[int], error: int) -> Iterator[Instru
     for value in values:
         yield from ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW))
     yield (_RETURN, 0, 0, _ERRNO | error)
-
-
-def _filter_calls(libc: ctypes.CDLL, program: list[Instruction]) -> None:
-    packed = b"".join(struct.pack("=HBBI", *each) for each in program)
-    code = ctypes.create_string_buffer(packed, len(packed))
-    header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
-    _called("prctl PR_SET_SECCOMP", libc.prctl(22, 2, header, 0, 0))
 
 
 def _called(name: str, result: int) -> int:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -48,16 +48,14 @@ from workbench.models.reward_model import RewardModel
 from workbench.runs import provenance, run_directory, trust
 from workbench.runs.trust import Trust
 
-SPREAD = "reward_spread"
-"""Name under which the disagreement of reward models stands beside the rewards."""
+SPREAD = "reward_spread"  # name under which the disagreement of reward models stands beside the rewards
 
 
 class Rater(NamedTuple):
     """A loaded reward model."""
 
     model: RewardModel
-    max_tokens: int
-    """Most tokens that it reads."""
+    max_tokens: int  # most tokens that it reads
     config: RewardConfig
 
     @property
@@ -67,11 +65,8 @@ class Rater(NamedTuple):
 
 
 class RewardEnsemble:
-    """The reward of a reward model, or the mean of several minus a penalty for their disagreement.
-
-    Raises:
-        ConfigError: A run is not of recipe reward, is not finished, or rates no steps where `aggregate` asks for them.
-    """
+    """The reward of a reward model, or the mean of several minus a penalty for their disagreement. Raises ConfigError:
+    a run is not of recipe reward, is not finished, or rates no steps where `aggregate` asks for them."""
 
     def __init__(self, config: ModelReward) -> None:
         self._config = config
@@ -84,16 +79,14 @@ class RewardEnsemble:
     def rated(self, answers: Sequence[Answer]) -> tuple[list[float], list[float]]:
         """The reward of each answer, and the standard deviation of the models' rewards; 0 for one model."""
         reward_MS = self.read(answers)
-        return self.pessimistic(reward_MS), [float(each) for each in spread(reward_MS)]
+        # Mean of the models minus `pessimism` times their standard deviation (M - 1 degrees of freedom).
+        pessimistic_S = reward_MS.mean(0) - self._config.pessimism * spread(reward_MS)
+        return [float(each) for each in pessimistic_S], [float(each) for each in spread(reward_MS)]
 
     @property
     def several(self) -> bool:
         """Whether there is more than one model."""
         return len(self._models) > 1
-
-    def pessimistic(self, reward_MS: Floats) -> list[float]:
-        """Mean of the models minus `pessimism` times their standard deviation (M - 1 degrees of freedom)."""
-        return [float(each) for each in reward_MS.mean(0) - self._config.pessimism * spread(reward_MS)]
 
     def read(self, answers: Sequence[Answer]) -> Floats:
         """Reward (M, S) of each answer by each model."""
@@ -106,7 +99,6 @@ def spread(reward_MS: Floats) -> Floats:
 
 
 def _load_rater(run: Path, wanted: ModelReward) -> Rater:
-    """The reward model of a run."""
     config = run_directory.shipped_config(run, Trust(wanted.trust, "trust: true beside the run in rewards"))
     if not config.task.margins or config.task.output is None:
         raise ConfigError(
@@ -157,11 +149,7 @@ def _encoded(rater: Rater, answer: Answer) -> Encoded:
     return Encoded(ids, [False] * (len(ids) - 1) + [rater.steps])
 
 
-class Reward(Protocol):
-    """Rates answers."""
-
-    def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        """A finite number for each answer; higher is better."""
+Reward = Callable[[Sequence[Answer]], list[float]]  # rates answers by a finite number for each; higher is better
 
 
 class Part(NamedTuple):
@@ -182,11 +170,8 @@ class RewardSum:
         return self.total(self.named(answers), len(answers))
 
     def named(self, answers: Sequence[Answer]) -> dict[str, list[float]]:
-        """The unweighted reward of each answer, by the name of the part.
-
-        Raises:
-            WorkbenchError: A part fails, takes too long, or gives no finite number for an answer; it is named.
-        """
+        """The unweighted reward of each answer, by the name of the part. Raises WorkbenchError: a part fails, takes too
+        long, or gives no finite number for an answer; it is named."""
         return {part.name: _checked(part, answers, part.score(answers)) for part in self.parts} if answers else {}
 
     def detailed(self, answers: Sequence[Answer]) -> dict[str, list[float]]:
@@ -211,15 +196,9 @@ class RewardSum:
 
 
 def build(sources: Sequence[RewardSource], *, read_from: tuple[Path, Trust] | None = None) -> RewardSum:
-    """The sum of the rewards that a configuration names.
-
-    Args:
-        read_from: The run directory that the configuration was read from, and whether its code is trusted; None for the
-            user's own configuration.
-
-    Raises:
-        ConfigError: A file, function, schema or run is missing or wrong, or the machine has no sandbox.
-    """
+    """The sum of the rewards that a configuration names. Raises ConfigError: a file, function, schema or run is missing
+    or wrong, or the machine has no sandbox. `read_from`: the run directory that the configuration was read from, and
+    whether its code is trusted; None for the user's own configuration."""
     if read_from is not None and not read_from[1].given:
         for source in sources:
             if isinstance(source, FunctionReward):
@@ -235,11 +214,8 @@ def build(sources: Sequence[RewardSource], *, read_from: tuple[Path, Trust] | No
 
 
 def require_columns(sources: Sequence[RewardSource], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise DataError for a row without a column that a reward reads, before anything is generated.
-
-    Args:
-        rows: Place and columns of each row, by their names in the file.
-    """
+    """Raise DataError for a row without a column that a reward reads, before anything is generated. `rows`: place and
+    columns of each row, by their names in the file."""
     for place, columns in rows:
         for source in sources:
             for name in source.columns:
@@ -263,8 +239,7 @@ _MADE: dict[type[RewardSource], Callable[..., Reward]] = {
     JsonReward: JsonVerifier,
     UnitTestReward: UnitTestVerifier,
     ModelReward: RewardEnsemble,
-}
-"""The class of each kind of reward, by the class of its section."""
+}  # the class of each kind of reward, by the class of its section
 
 
 def _checked(part: Part, answers: Sequence[Answer], part_rewards: list[float]) -> list[float]:
@@ -300,8 +275,7 @@ class RowJudge:
             (replace(raw, place=prefix + raw.place), own)
             for prefix, (part, own) in zip(prefixes, tokenized.of_files(whole, files), strict=True)
             for raw in tokenized.raw_rows(part, own)
-        ]
-        """Each row of the table, and how its file is read."""
+        ]  # each row of the table, and how its file is read
 
     def require(self, sources: Sequence[RewardSource]) -> None:
         """Raise DataError where a row lacks a column that a reward reads."""

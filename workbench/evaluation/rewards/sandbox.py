@@ -20,8 +20,7 @@ from typing import IO
 from workbench.errors import ConfigError
 from workbench.evaluation.rewards import confinement
 
-_LOOK = 0.05
-"""Seconds between checks of the clock and of the folder."""
+_LOOK = 0.05  # seconds between checks of the clock and of the folder
 _ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
 
@@ -29,12 +28,9 @@ _ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 class SandboxLimits:
     """Limits of untrusted code."""
 
-    seconds: int = 5
-    """Processor time; the wall-clock limit is twice as long."""
-    memory: int = 512 * 2**20
-    """Bytes of address space."""
-    output: int = 2**20
-    """Bytes of all files in its folder; printed output is discarded."""
+    seconds: int = 5  # processor time; the wall-clock limit is twice as long
+    memory: int = 512 * 2**20  # bytes of address space
+    output: int = 2**20  # bytes of all files in its folder; printed output is discarded
 
 
 @functools.cache
@@ -56,10 +52,8 @@ def passed(code: str, tests: Sequence[str], limits: SandboxLimits) -> list[bool]
     """Whether each of `tests` passes after `code`, all in one process; tests after one that ends the process fail.
 
     The process reports each result with a secret word that it reads only after the code has run, so that code cannot
-    exit early and pass. Code that reads the process's descriptors could still forge a result.
-
-    Raises:
-        ConfigError: As `require`.
+    exit early and pass. Code that reads the process's descriptors could still forge a result. Raises ConfigError: as
+    `require`.
     """
     require(limits)
     word = secrets.token_hex(16)

@@ -38,8 +38,7 @@ _NUMBER = re.compile(
 _FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:\n?```|\Z)", re.DOTALL)
 _ANNOTATIONS = ("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples")
 """Keywords of a JSON schema that do not restrict values."""
-_MOST_THREADS = 8
-"""Answers that are tested at the same time where `threads` is auto, at most."""
+_MOST_THREADS = 8  # answers that are tested at the same time where `threads` is auto, at most
 SIGNATURE = "def {}(answers: list[Answer]) -> list[float]"
 
 
@@ -59,11 +58,7 @@ def fenced(text: str) -> str:
 
 
 def column(answer: Answer, name: str, *, kind: str) -> Any:
-    """The column of an answer's row that a verifier reads.
-
-    Raises:
-        DataError: The row has none of that name.
-    """
+    """The column of an answer's row that a verifier reads. Raises DataError: the row has none of that name."""
     if answer.row.get(name) is None:
         raise DataError(
             f"{answer.place}: no column `{name}`, which the reward of kind={kind} reads."
@@ -151,21 +146,24 @@ class JsonVerifier:
 
 
 def schema_validator(source: Path | Mapping[str, Any]) -> Validator:
-    """A validator for a JSON schema, of the draft that the schema names, else 2020-12.
-
-    Args:
-        source: The schema, or a JSON file that holds it.
-
-    Raises:
-        ConfigError: It cannot be read, is no schema, or refers to another file; the message names the place.
-    """
+    """A validator for a JSON schema, of the draft that the schema names, else 2020-12. Raises ConfigError: it cannot be
+    read, is no schema, or refers to another file; the message names the place. `source`: the schema, or a JSON file
+    that holds it."""
     from jsonschema import Draft202012Validator, SchemaError, validators
     from referencing import Registry, Resource
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
 
     name = str(source) if isinstance(source, Path) else "json_schema"
-    schema = _read_schema(source) if isinstance(source, Path) else dict(source)
+    schema: Any = source
+    if isinstance(source, Path):
+        try:
+            schema = json.loads(source.expanduser().read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"rewards, json: {source}: cannot be read as JSON ({error}). Name a file with a JSON schema, or write "
+                "the schema itself as json_schema."
+            ) from None
     if not isinstance(schema, Mapping):
         raise _schema_error(name, f"is {excerpt(schema)}, and a schema is an object")
     kind = validators.validator_for(schema, default=Draft202012Validator)
@@ -202,22 +200,9 @@ def _schema_error(name: str, problem: str) -> ConfigError:
     return ConfigError(f"rewards, json: {name}: {problem}. Correct the schema.")
 
 
-def _read_schema(path: Path) -> Any:
-    try:
-        return json.loads(path.expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"rewards, json: {path}: cannot be read as JSON ({error}). Name a file with a JSON schema, or write the "
-            "schema itself as json_schema."
-        ) from None
-
-
 class UnitTestVerifier:
-    """The share of its row's unit tests that the code in an answer passes, or whether it passes all.
-
-    Raises:
-        ConfigError: The machine cannot confine untrusted code.
-    """
+    """The share of its row's unit tests that the code in an answer passes, or whether it passes all. Raises
+    ConfigError: the machine cannot confine untrusted code."""
 
     def __init__(self, config: UnitTestReward) -> None:
         self._config = config
@@ -226,19 +211,17 @@ class UnitTestVerifier:
         sandbox.require(self._limits)
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        tests = [self._tests(answer) for answer in answers]
+        tests = []
+        for answer in answers:
+            cell = column(answer, self._config.tests, kind="unit_tests")
+            tests.append([cell] if isinstance(cell, str) else cell)
+            if not isinstance(tests[-1], list) or not tests[-1] or not all(isinstance(each, str) for each in tests[-1]):
+                raise DataError(
+                    f"{answer.place}: `{self._config.tests}` must be Python code, or a list of pieces of it, found "
+                    f"{excerpt(cell)}. Correct the row, or name another column as `tests` of the reward."
+                )
         with ThreadPoolExecutor(self._threads) as pool:
             return list(pool.map(self._score, answers, tests))
-
-    def _tests(self, answer: Answer) -> list[str]:
-        cell = column(answer, self._config.tests, kind="unit_tests")
-        pieces = [cell] if isinstance(cell, str) else cell
-        if not isinstance(pieces, list) or not pieces or not all(isinstance(each, str) for each in pieces):
-            raise DataError(
-                f"{answer.place}: `{self._config.tests}` must be Python code, or a list of pieces of it, found "
-                f"{excerpt(cell)}. Correct the row, or name another column as `tests` of the reward."
-            )
-        return pieces
 
     def _score(self, answer: Answer, tests: list[str]) -> float:
         passed = sandbox.passed(fenced(answer.text), tests, self._limits)
@@ -246,11 +229,8 @@ class UnitTestVerifier:
 
 
 class UserFunction:
-    """Scores answers by a function in a user's Python file, within a time limit.
-
-    Raises:
-        ConfigError: The file has no such function, or fails.
-    """
+    """Scores answers by a function in a user's Python file, within a time limit. Raises ConfigError: the file has no
+    such function, or fails."""
 
     def __init__(self, config: FunctionReward) -> None:
         self._config = config
@@ -261,7 +241,17 @@ class UserFunction:
         )
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        values = self._call(list(answers))
+        seconds, place = self._config.timeout, answers[0].place
+        try:
+            with time_limit(lambda: _TookTooLong(), seconds=seconds, clock="wall"):
+                values = self._function(list(answers))
+        except _TookTooLong:
+            raise self._error(
+                f"took more than {seconds:g} s for {len(answers)} answers, from {place} on. Make it faster, or write a "
+                "higher timeout for it"
+            ) from None
+        except (Exception, SystemExit) as error:  # a user's code may raise anything
+            raise plugins.failed(self._config.file, error, key=f"{self._key}, from {place} on") from error
         try:
             if any(isinstance(value, (str, bytes)) for value in values):
                 raise TypeError
@@ -273,20 +263,6 @@ class UserFunction:
                 f"returned {len(reward_values)} rewards for {len(answers)} answers. Return one for each answer"
             )
         return reward_values
-
-    def _call(self, answers: list[Answer]) -> Any:
-        seconds = self._config.timeout
-        too_long = self._error(
-            f"took more than {seconds:g} s for {len(answers)} answers, from {answers[0].place} on. Make it faster, or "
-            "write a higher timeout for it"
-        )
-        try:
-            with time_limit(lambda: _TookTooLong(), seconds=seconds, clock="wall"):
-                return self._function(answers)
-        except _TookTooLong:
-            raise too_long from None
-        except (Exception, SystemExit) as error:  # a user's code may raise anything
-            raise plugins.failed(self._config.file, error, key=f"{self._key}, from {answers[0].place} on") from error
 
     def _error(self, problem: str) -> ConfigError:
         return ConfigError(f"{self._key}: {self._config.function}() of {self._config.file} {problem}.")

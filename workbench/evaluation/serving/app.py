@@ -12,11 +12,10 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -52,8 +51,7 @@ from workbench.evaluation.serving.served_models import (
 )
 from workbench.runs.http_server import LOOPBACK, without_port
 
-GONE = 499
-"""Status of a response whose client has hung up."""
+GONE = 499  # status of a response whose client has hung up
 _log = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
 ModelT = TypeVar("ModelT", bound=ServedModel)
@@ -71,8 +69,7 @@ class Job:
         begins = [""] * len(prompts)  # text that the answers to each prompt begin with
         scored = request.scores is not None
         if isinstance(request, CompletionRequest):
-            numbered = request.return_tokens_as_token_ids
-            self.form = CompletionForm(model.tokenizer, scored=scored, numbered=numbered)
+            self.form = CompletionForm(model.tokenizer, scored=scored, numbered=request.return_tokens_as_token_ids)
             if request.echo:
                 pairs = zip(request.prompts, prompts, strict=True)
                 begins = [asked if isinstance(asked, str) else str(model.tokenizer.decode(ids)) for asked, ids in pairs]
@@ -128,7 +125,8 @@ class Job:
     @property
     def usage(self) -> dict[str, int]:
         """Numbers of tokens of prompts and answers."""
-        return openai_format.token_usage(self._read, sum(each.tokens for each in self.written))
+        written = sum(each.tokens for each in self.written)
+        return {"prompt_tokens": self._read, "completion_tokens": written, "total_tokens": self._read + written}
 
     async def whole(self) -> Response:
         """The response when all answers have ended."""
@@ -227,8 +225,8 @@ class Server:
             Route("/health", self._health, methods=["GET"]),
             Route("/v1/models", self._open(self._list), methods=["GET"]),
             Route("/v1/models/{name:path}", self._open(self._show), methods=["GET"]),
-            Route("/v1/chat/completions", self._open(self._chat), methods=["POST"]),
-            Route("/v1/completions", self._open(self._complete), methods=["POST"]),
+            Route("/v1/chat/completions", self._open(partial(self._generate, ChatRequest)), methods=["POST"]),
+            Route("/v1/completions", self._open(partial(self._generate, CompletionRequest)), methods=["POST"]),
             Route("/v1/embeddings", self._open(self._embed), methods=["POST"]),
             Route("/classify", self._open(self._classify), methods=["POST"]),
             Route("/v1/load_lora_adapter", self._open(self._load), methods=["POST"]),
@@ -250,7 +248,17 @@ class Server:
 
         async def guarded(request: Request) -> Response:
             try:
-                self._require_permitted(request)
+                if self._limits.api_key is not None:
+                    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+                    right = hmac.compare_digest(given.strip().encode(), self._limits.api_key.encode())
+                    if scheme.lower() != "bearer" or not right:
+                        raise Refusal("Wrong or no API key. Send it as Authorization: Bearer KEY.", status=401)
+                else:
+                    # Any web page in a browser on this machine can reach the server: refuse other origins.
+                    origin = request.headers.get("origin", "").rpartition("//")[2]
+                    for name in (request.headers.get("host", ""), origin):
+                        if name and without_port(name) not in LOOPBACK:
+                            raise Refusal(f"{name} is not answered without an API key. Ask 127.0.0.1.", status=403)
                 return await answer(request)
             except Refusal as refusal:
                 return refusal.response
@@ -260,20 +268,6 @@ class Server:
                 return Response(status_code=GONE)
 
         return guarded
-
-    def _require_permitted(self, request: Request) -> None:
-        if self._limits.api_key is not None:
-            scheme, _, given = request.headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(
-                given.strip().encode(), self._limits.api_key.encode()
-            ):
-                raise Refusal("Wrong or no API key. Send it as Authorization: Bearer KEY.", status=401)
-            return
-        # Any web page in a browser on this machine can reach the server: refuse other origins.
-        origin = request.headers.get("origin", "").rpartition("//")[2]
-        for name in (request.headers.get("host", ""), origin):
-            if name and without_port(name) not in LOOPBACK:
-                raise Refusal(f"{name} is not answered without an API key. Ask 127.0.0.1.", status=403)
 
     async def _health(self, _: Request) -> Response:
         well = all(scheduler.alive for scheduler in self._schedulers)
@@ -287,13 +281,8 @@ class Server:
     async def _show(self, request: Request) -> Response:
         return JSONResponse(self._named(request.path_params["name"]).listed)
 
-    async def _chat(self, request: Request) -> Response:
-        return await self._generate(request, openai_format.read_request(ChatRequest, await self._body(request)))
-
-    async def _complete(self, request: Request) -> Response:
-        return await self._generate(request, openai_format.read_request(CompletionRequest, await self._body(request)))
-
-    async def _generate(self, request: Request, asked: Generation) -> Response:
+    async def _generate(self, form: type[ChatRequest | CompletionRequest], request: Request) -> Response:
+        asked: Generation = openai_format.read_request(form, await self._body(request))
         model = self._of_kind(asked.model, TextModel)
         prompts = await asyncio.to_thread(model.prompts, asked)
         job = Job(model, asked, prompts, seconds=self._limits.seconds)
@@ -305,9 +294,14 @@ class Server:
         model = self._of_kind(asked.model, EmbeddingModel)
         passages = asked.input_type == "passage"
         embedded = await self._in_turn(model.turns, lambda: model.embed(asked.texts, passages, asked.dimensions))
+        as_floats = asked.encoding_format == "float"
         rows = embedded.embeddings_UD.numpy().astype("<f4")
         data = [
-            {"object": "embedding", "index": index, "embedding": _numbers(row_D, asked.encoding_format)}
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": row_D.tolist() if as_floats else base64.b64encode(row_D.tobytes()).decode(),
+            }
             for index, row_D in enumerate(rows)
         ]
         used = {"prompt_tokens": embedded.tokens, "total_tokens": embedded.tokens}
@@ -388,10 +382,6 @@ class Server:
             if len(body) > most:
                 raise Refusal(f"The request has more than {most:,} bytes.", status=413, code="too_large")
         return bytes(body)
-
-
-def _numbers(row_D: npt.NDArray[np.float32], encoding: str) -> object:
-    return row_D.tolist() if encoding == "float" else base64.b64encode(row_D.tobytes()).decode()
 
 
 async def _no_address(request: Request, error: HTTPException) -> Response:

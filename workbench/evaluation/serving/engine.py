@@ -30,30 +30,21 @@ from workbench.models.attention_backend import RowCache, RowPart, room
 from workbench.models.output_heads import Head
 from workbench.models.shared_model import SharedModel
 
-OWN = "own"
-"""Member name of a model's only adapter, or of a fully trained model."""
-Sizes = tuple[int, ...]
-"""Numbers of tokens, ascending."""
-_PADDING = 0
-"""A token that is in every vocabulary."""
-SIZES: Sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Candidate sizes, in tokens, of a pass and of one adapter's part of it."""
-CHUNK = 64
-"""Tokens of a prompt that are read at once, so that chunk boundaries depend on the prompt alone."""
-_CHECKED = 24
-"""Tokens on which the engine is compared with the model itself."""
+OWN = "own"  # member name of a model's only adapter, or of a fully trained model
+Sizes = tuple[int, ...]  # numbers of tokens, ascending
+_PADDING = 0  # a token that is in every vocabulary
+SIZES: Sizes = (1, 2, 4, 8, 16, 32, 64, 128)  # candidate sizes, in tokens, of a pass and of one adapter's part of it
+CHUNK = 64  # tokens of a prompt that are read at once, so that chunk boundaries depend on the prompt alone
+_CHECKED = 24  # tokens on which the engine is compared with the model itself
 
 
 class AdapterRoutes(Protocol):
     """A model whose rows go through adapters."""
 
     model: nn.Module
-    members: tuple[str, ...]
-    """Names of the adapters that rows may go through; BARE means the backbone alone."""
-    shapes: tuple[str, ...]
-    """One member for each distinct set of matrix sizes."""
-    mixes: bool
-    """Whether one pass may have rows of several members."""
+    members: tuple[str, ...]  # names of the adapters that rows may go through; BARE means the backbone alone
+    shapes: tuple[str, ...]  # one member for each distinct set of matrix sizes
+    mixes: bool  # whether one pass may have rows of several members
 
     def rows(self, rows: Sequence[MemberRows]) -> AbstractContextManager[None]:
         """Inside, the rows of a batch, one token each, go through these members in this order."""
@@ -92,13 +83,11 @@ class BankRoutes:
 
     @contextmanager
     def rows(self, rows: Sequence[MemberRows]) -> Iterator[None]:
-        """See AdapterRoutes."""
         with torch.inference_mode(), self._bank.route(rows, length=1):
             yield
 
     @contextmanager
     def stock(self, member: str) -> Iterator[None]:
-        """See AdapterRoutes."""
         with torch.inference_mode(), self._bank.only(member):
             yield
 
@@ -121,13 +110,11 @@ class SingleRoutes:
 
     @contextmanager
     def rows(self, rows: Sequence[MemberRows]) -> Iterator[None]:
-        """See AdapterRoutes."""
         with self.stock(rows[0].member):
             yield
 
     @contextmanager
     def stock(self, member: str) -> Iterator[None]:
-        """See AdapterRoutes."""
         with self._shared.inference() if member == OWN else self._shared.without_adapters():
             yield
 
@@ -138,12 +125,9 @@ class Chunk:
 
     cache: RowCache
     ids: Sequence[int]
-    member: str
-    """The adapter that they go through."""
-    ends: bool = True
-    """Whether the logits after them are needed."""
-    scored: bool = False
-    """Whether the logits after each of them are needed."""
+    member: str  # the adapter that they go through
+    ends: bool = True  # whether the logits after them are needed
+    scored: bool = False  # whether the logits after each of them are needed
 
     @property
     def wanted(self) -> int:
@@ -157,17 +141,13 @@ class Pass:
 
     ids: list[int]
     positions: list[int]
-    rows: list[MemberRows]
-    """Members that the tokens belong to, in order, padding included."""
+    rows: list[MemberRows]  # members that the tokens belong to, in order, padding included
     parts: list[RowPart]
-    wanted: list[int]
-    """Places of the tokens after which logits are computed."""
-    chunks: list[Chunk]
-    """The chunks of these tokens, in order."""
+    wanted: list[int]  # places of the tokens after which logits are computed
+    chunks: list[Chunk]  # the chunks of these tokens, in order
 
 
-Sharing = Literal["all", "member", "none"]
-"""Chunks that may share a pass: all of them, those of one member, or none."""
+Sharing = Literal["all", "member", "none"]  # chunks that may share a pass: all of them, those of one member, or none
 
 
 def laid_out(chunks: Sequence[Chunk], sizes: Sizes, *, sharing: Sharing) -> Iterator[Pass]:
@@ -230,23 +210,25 @@ def _pad(laid: Pass, start: int, size: int, member: str) -> None:
 
 
 class Engine:
-    """Computes the next token's logits of rows that go through different adapters.
-
-    Raises:
-        BackboneError: The model's attention cannot be computed with separate caches for each row.
-    """
+    """Computes the next token's logits of rows that go through different adapters. Raises BackboneError: the model's
+    attention cannot be computed with separate caches for each row."""
 
     def __init__(self, routes: AdapterRoutes, backbone: PreTrainedModel, head: Head) -> None:
         with routes.stock(routes.members[0]):
-            _require_known(backbone)
+            if backbone.config.is_encoder_decoder:
+                raise _unservable(backbone, "it is an encoder-decoder")
+            if backbone.config._attn_implementation != "sdpa":
+                raise _unservable(backbone, f"its attention is {backbone.config._attn_implementation}, not sdpa")
+            if "position_ids" not in inspect.signature(backbone.forward).parameters:
+                raise _unservable(backbone, "its positions cannot be given")
+            if virtual_tokens.cache_sizes(backbone) is None:
+                raise _unservable(backbone, "it keeps something else than alike keys and values in every layer")
         self._routes, self._backbone, self._head = routes, backbone, head
         # The number of tokens that an expert gets depends on all rows of a pass.
         experts = bool(anatomy.fused_experts(backbone))
         self._sharing: Sharing = "none" if experts else "all" if routes.mixes else "member"
-        self.sizes: Sizes = SIZES
-        """Numbers of tokens at which every row comes out, bit for bit, as in the largest."""
-        self.token_bytes = 0
-        """Bytes of the cache per token."""
+        self.sizes: Sizes = SIZES  # numbers of tokens at which every row comes out, bit for bit, as in the largest
+        self.token_bytes = 0  # bytes of the cache per token
         for member in routes.members:
             self._require_same(member)
         self.sizes = self._proven()
@@ -323,17 +305,6 @@ class Engine:
             torch.stack(chunk_logits), wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max())
         ):
             raise _unservable(self._backbone, "a row beside others does not come out as it does alone")
-
-
-def _require_known(backbone: PreTrainedModel) -> None:
-    if backbone.config.is_encoder_decoder:
-        raise _unservable(backbone, "it is an encoder-decoder")
-    if backbone.config._attn_implementation != "sdpa":
-        raise _unservable(backbone, f"its attention is {backbone.config._attn_implementation}, not sdpa")
-    if "position_ids" not in inspect.signature(backbone.forward).parameters:
-        raise _unservable(backbone, "its positions cannot be given")
-    if virtual_tokens.cache_sizes(backbone) is None:
-        raise _unservable(backbone, "it keeps something else than alike keys and values in every layer")
 
 
 def _unservable(backbone: PreTrainedModel, why: str) -> BackboneError:

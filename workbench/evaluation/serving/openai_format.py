@@ -22,12 +22,9 @@ from workbench.evaluation.serving.scheduler import (
 )
 from workbench.schema import did_you_mean
 
-RETRY_S = 1
-"""Seconds after which a refused client may ask again."""
-MOST_ANSWERS = 128
-"""Answers that one request may ask for."""
-MOST_TEXTS = 2048
-"""Texts that one request may send to be embedded or classified."""
+RETRY_S = 1  # seconds after which a refused client may ask again
+MOST_ANSWERS = 128  # answers that one request may ask for
+MOST_TEXTS = 2048  # texts that one request may send to be embedded or classified
 _ANYTHING = object()
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
@@ -49,8 +46,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tools": ([],),
     "top_k": (0, -1),
     "user": (_ANYTHING,),
-}
-"""Parameters of OpenAI and vLLM that are not implemented, with the values that, like null, ask for nothing."""
+}  # parameters of OpenAI and vLLM that are not implemented, with the values that, like null, ask for nothing
 RequestT = TypeVar("RequestT", bound="Request")
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
@@ -92,8 +88,7 @@ _INTERRUPTIONS: dict[type[Exception], tuple[str, int, str]] = {
     Unloaded: ("The adapter was unloaded. Load it again.", 404, "model_not_found"),
     ShuttingDown: ("The server is shutting down. Ask again later.", 503, "shutting_down"),
     Interrupted: ("The server failed; its log says why.", 500, "failed"),
-}
-"""Message, status and code by exception."""
+}  # message, status and code by exception
 
 
 def refusal_of(error: QueueFull | Interrupted) -> Refusal:
@@ -188,12 +183,10 @@ class ChatRequest(Generation):
 
     @property
     def most(self) -> int | None:
-        """See Generation."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def scores(self) -> int | None:
-        """See Generation."""
         return self.top_logprobs if self.logprobs else None
 
 
@@ -220,7 +213,6 @@ class CompletionRequest(Generation):
 
     @property
     def scores(self) -> int | None:
-        """See Generation."""
         return self.logprobs
 
     @property
@@ -326,12 +318,9 @@ class Written:
 class AnswerForm(Protocol):
     """How one address writes its answers."""
 
-    prefix: str
-    """Beginning of an answer's id."""
-    whole: str
-    """Type name of a whole answer."""
-    part: str
-    """Type name of a chunk."""
+    prefix: str  # beginning of an answer's id
+    whole: str  # type name of a whole answer
+    part: str  # type name of a chunk
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The first chunk of a choice, which has no text; None: there is no such chunk."""
@@ -349,11 +338,9 @@ class ChatForm:
         self._tokenizer, self._scored = tokenizer, scored
 
     def opening(self, index: int) -> dict[str, Any]:
-        """See AnswerForm."""
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
     def choice(self, index: int, written: Written, *, chunk: bool) -> dict[str, Any]:
-        """See AnswerForm."""
         message: dict[str, Any] = {"role": "assistant", "content": written.text, "refusal": None}
         if chunk:
             message = {"content": written.text} if written.text else {}
@@ -376,11 +363,9 @@ class CompletionForm:
         self._tokenizer, self._scored, self._numbered = tokenizer, scored, numbered
 
     def opening(self, index: int) -> None:
-        """See AnswerForm."""
         return None
 
     def choice(self, index: int, written: Written, *, chunk: bool) -> dict[str, Any]:
-        """See AnswerForm."""
         scores = self._scores(written.scores) if self._scored else None
         return {"index": index, "text": written.text, "logprobs": scores, "finish_reason": written.reason}
 
@@ -405,8 +390,3 @@ class CompletionForm:
 def _named(tokenizer: PreTrainedTokenizerBase, token: int, logprob: float | None) -> dict[str, Any]:
     text = str(tokenizer.decode([token]))
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-
-def token_usage(prompts: int, answers: int) -> dict[str, int]:
-    """Numbers of tokens."""
-    return {"prompt_tokens": prompts, "completion_tokens": answers, "total_tokens": prompts + answers}

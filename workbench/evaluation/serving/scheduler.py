@@ -25,10 +25,8 @@ from workbench.evaluation.generation import picked
 from workbench.evaluation.serving.engine import CHUNK, SIZES, Chunk, Engine
 from workbench.models.attention_backend import RowCache, room
 
-_BEFORE = 6
-"""Tokens of the prompt that are decoded before an answer, since a tokenizer drops the first space of a text."""
-_HALF = "\ufffd"
-"""What the first bytes of an incomplete character decode to."""
+_BEFORE = 6  # tokens of the prompt that are decoded before an answer, since a tokenizer drops the first space of a text
+_HALF = "\ufffd"  # what the first bytes of an incomplete character decode to
 Reason = Literal["stop", "length"]
 _log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -43,8 +41,7 @@ class AnswerText:
         self._before, self._written = 0, len(self._ids)
         self._stops = stops
         self._held = ""
-        self.stopped = False
-        """Whether a stop word came; the text ends before it."""
+        self.stopped = False  # whether a stop word came; the text ends before it
 
     def push(self, token: int) -> str:
         """The text that is certain after this token."""
@@ -126,12 +123,9 @@ class AnswerPiece:
     """A new piece of an answer."""
 
     text: str
-    tokens: int
-    """Tokens of the answer so far."""
-    scores: tuple[TokenScore, ...] = ()
-    """The new tokens, where log-probabilities were requested."""
-    reason: Reason | None = None
-    """Why the answer ends here; None: more follows."""
+    tokens: int  # tokens of the answer so far
+    scores: tuple[TokenScore, ...] = ()  # the new tokens, where log-probabilities were requested
+    reason: Reason | None = None  # why the answer ends here; None: more follows
 
 
 class Interrupted(Exception):
@@ -165,16 +159,11 @@ class AnswerInProgress:
     member: str
     sampling: Sampling
     text: AnswerText
-    stop: frozenset[int]
-    """Tokens that end the answer."""
-    known: int
-    """Size of the tokenizer's vocabulary: only these tokens are sampled."""
-    listener: Listener
-    """Called in the engine's thread."""
-    deadline: float
-    """Seconds of the monotonic clock."""
-    cancelled: bool = False
-    """Whether the client has gone."""
+    stop: frozenset[int]  # tokens that end the answer
+    known: int  # size of the tokenizer's vocabulary: only these tokens are sampled
+    listener: Listener  # called in the engine's thread
+    deadline: float  # seconds of the monotonic clock
+    cancelled: bool = False  # whether the client has gone
     cache: RowCache = field(default_factory=RowCache)
     answer: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
@@ -200,19 +189,11 @@ class AnswerInProgress:
         if read >= len(self.prompt):
             return Chunk(self.cache, self.answer[-1:], self.member)
         ids = self.prompt[read : read + size]
-        ends = read + len(ids) == len(self.prompt)
-        return Chunk(self.cache, ids, self.member, ends=ends, scored=self._scores_prompt)
+        return Chunk(self.cache, ids, self.member, ends=read + len(ids) == len(self.prompt), scored=self._scores_prompt)
 
     @property
     def _scores_prompt(self) -> bool:
         return self.sampling.echo and self.sampling.logprobs is not None
-
-    def score_prompt(self, logits_WV: Tensor) -> None:
-        """Score the prompt's tokens that follow each of the W tokens that were read last."""
-        assert self.sampling.logprobs is not None
-        next_tokens = self.prompt[self.cache.length - len(logits_WV) + 1 : self.cache.length + 1]
-        for logits_V, token in zip(logits_WV, next_tokens, strict=False):  # nothing follows the prompt's last token
-            self.scores.append(score(logits_V, token, self.sampling.logprobs))
 
     def push(self, logits_V: Tensor) -> Reason | None:
         """Choose the next token and call the listener; returns why the answer ends, if it does."""
@@ -382,7 +363,29 @@ class Scheduler:
     def _guarded_step(self) -> None:
         """A step; out of memory interrupts the newest answer, any other failure interrupts all."""
         try:
-            self._step()
+            # Generate one token of each answer; read as much of the prompts as a pass can hold.
+            asked, tokens = {}, 0
+            for answer in self._running:
+                reads = answer.cache.length < len(answer.prompt)
+                if not reads or tokens < SIZES[-1]:
+                    chunk = answer.chunk(CHUNK)
+                    asked[id(chunk)] = answer, chunk
+                    tokens += reads * len(chunk.ids)
+            ended = []
+            for chunk, logits_WV in self._engine.step([chunk for _, chunk in asked.values()]):
+                answer = asked[id(chunk)][0]
+                if answer.cancelled:
+                    continue
+                if chunk.scored:  # the prompt's tokens that follow each of the W tokens that were read last
+                    assert answer.sampling.logprobs is not None
+                    following = answer.prompt[answer.cache.length - len(logits_WV) + 1 : answer.cache.length + 1]
+                    for logits_V, token in zip(logits_WV, following, strict=False):  # nothing follows the last one
+                        answer.scores.append(score(logits_V, token, answer.sampling.logprobs))
+                if chunk.ends and answer.push(logits_WV[-1]) is not None:
+                    ended.append(answer)
+            with self._changed:
+                for answer in ended:
+                    self._running.remove(answer)
         except Exception as error:
             with self._changed:
                 if out_of_memory(error):
@@ -390,25 +393,3 @@ class Scheduler:
                 else:
                     _log.error(traceback.format_exc())
                     self._end(list(self._running), Interrupted())
-
-    def _step(self) -> None:
-        """Generate one token of each answer; read as much of the prompts as a pass can hold."""
-        asked, tokens = {}, 0
-        for answer in self._running:
-            reads = answer.cache.length < len(answer.prompt)
-            if not reads or tokens < SIZES[-1]:
-                chunk = answer.chunk(CHUNK)
-                asked[id(chunk)] = answer, chunk
-                tokens += reads * len(chunk.ids)
-        ended = []
-        for chunk, logits_WV in self._engine.step([chunk for _, chunk in asked.values()]):
-            answer = asked[id(chunk)][0]
-            if answer.cancelled:
-                continue
-            if chunk.scored:
-                answer.score_prompt(logits_WV)
-            if chunk.ends and answer.push(logits_WV[-1]) is not None:
-                ended.append(answer)
-        with self._changed:
-            for answer in ended:
-                self._running.remove(answer)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -40,17 +40,10 @@ _FILES = ("adapter_config.json", "adapter_model.safetensors")
 class ServedModel:
     """A model by its name."""
 
-    name: str
-    """Its name in requests."""
-    root: str
-    """Name of its backbone."""
-    created: int
-    """Seconds since 1970."""
-
-    @property
-    def verb(self) -> str:
-        """The address that serves it."""
-        raise NotImplementedError
+    name: str  # its name in requests
+    root: str  # name of its backbone
+    created: int  # seconds since 1970
+    verb: ClassVar[str]  # the address that serves it
 
     @property
     def listed(self) -> dict[str, object]:
@@ -68,19 +61,13 @@ class TextModel(ServedModel):
     template: ChatEncoder
     stop: frozenset[int]
     scheduler: Scheduler
-    member: str
-    """Name of its adapter in the engine."""
-    context: int
-    """Most tokens of a prompt and its answer together."""
+    member: str  # name of its adapter in the engine
+    context: int  # most tokens of a prompt and its answer together
 
-    @property
-    def verb(self) -> str:
-        """See ServedModel."""
-        return "/v1/chat/completions or /v1/completions"
+    verb = "/v1/chat/completions or /v1/completions"
 
     @property
     def listed(self) -> dict[str, object]:
-        """See ServedModel."""
         return {**super().listed, "max_model_len": self.context}
 
     def prompts(self, request: Generation) -> list[list[int]]:
@@ -96,7 +83,16 @@ class TextModel(ServedModel):
         except (UnicodeError, TypeError) as error:
             raise Refusal(f"The prompt cannot be tokenised: {error}", param="messages") from None
         for ids in prompt_ids:
-            self._require_room(len(ids), request)
+            if not ids:
+                raise Refusal("The prompt is empty. Write at least one token.", param="prompt")
+            most = request.most or 1
+            if len(ids) + most > self.context:
+                raise Refusal(
+                    f"This model reads and writes at most {self.context:,} tokens. The prompt has {len(ids):,}, and "
+                    f"{most:,} are asked for. Shorten one of them.",
+                    param="messages" if isinstance(request, ChatRequest) else "prompt",
+                    code="context_length_exceeded",
+                )
         return prompt_ids
 
     def answer(
@@ -120,18 +116,6 @@ class TextModel(ServedModel):
         if max(prompt) >= len(self.tokenizer):
             raise Refusal(f"prompt: token {max(prompt)} is none of {len(self.tokenizer):,}.", param="prompt")
         return list(prompt)
-
-    def _require_room(self, tokens: int, request: Generation) -> None:
-        if not tokens:
-            raise Refusal("The prompt is empty. Write at least one token.", param="prompt")
-        most = request.most or 1
-        if tokens + most > self.context:
-            raise Refusal(
-                f"This model reads and writes at most {self.context:,} tokens. The prompt has {tokens:,}, and "
-                f"{most:,} are asked for. Shorten one of them.",
-                param="messages" if isinstance(request, ChatRequest) else "prompt",
-                code="context_length_exceeded",
-            )
 
 
 class Turns:
@@ -167,8 +151,7 @@ class Embedded(NamedTuple):
     """Embeddings of texts."""
 
     embeddings_UD: Tensor
-    tokens: int
-    """Tokens of all texts."""
+    tokens: int  # tokens of all texts
 
 
 @dataclass(frozen=True)
@@ -179,19 +162,14 @@ class EmbeddingModel(ServedModel):
     embed: Callable[[Sequence[str], bool, int | None], Embedded]
     """Embeds texts: (texts, whether they are passages, dimensions); raises WorkbenchError where it cannot."""
 
-    @property
-    def verb(self) -> str:
-        """See ServedModel."""
-        return "/v1/embeddings"
+    verb = "/v1/embeddings"
 
 
 class Classified(NamedTuple):
     """One row's prediction."""
 
-    label: Any
-    """Name of a class, several of them, or a number."""
-    probs: list[float]
-    """Probability of each class; the number itself where the labels are numbers."""
+    label: Any  # name of a class, several of them, or a number
+    probs: list[float]  # probability of each class; the number itself where the labels are numbers
 
 
 @dataclass(frozen=True)
@@ -204,33 +182,23 @@ class ClassModel(ServedModel):
     names: tuple[str, ...]
     """The classes, in the order of the probabilities."""
 
-    @property
-    def verb(self) -> str:
-        """See ServedModel."""
-        return "/classify"
+    verb = "/classify"
 
     @property
     def listed(self) -> dict[str, object]:
-        """See ServedModel."""
         return {**super().listed, "classes": list(self.names)}
 
 
 class AdapterLoader:
-    """Loads adapters into the bank of a running engine, as vLLM's /v1/load_lora_adapter does, and unloads them.
-
-    Args:
-        bare: The served backbone, whose tokenizer and template new adapters use.
-    """
+    """Loads adapters into the bank of a running engine, as vLLM's /v1/load_lora_adapter does, and unloads them. `bare`:
+    the served backbone, whose tokenizer and template new adapters use."""
 
     def __init__(self, routes: BankRoutes, engine: Engine, bare: TextModel) -> None:
         self._routes, self._engine, self.bare = routes, engine, bare
 
     def load(self, name: str, folder: Path) -> TextModel:
-        """Load the adapter in `folder` as the model `name`, between two tokens of the engine.
-
-        Raises:
-            Refusal: The folder has no LoRA adapter for this backbone.
-        """
+        """Load the adapter in `folder` as the model `name`, between two tokens of the engine. Raises Refusal: the
+        folder has no LoRA adapter for this backbone."""
         if missing := [file for file in _FILES if not (folder / file).is_file()]:
             raise Refusal(
                 f"{folder}: there is no {missing[0]} here. Name a folder in PEFT's format that this server can read.",

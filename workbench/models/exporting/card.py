@@ -44,31 +44,39 @@ class CardFacts:
 
 
 def write(run: Path, folder: Path, values: Mapping[str, Any], facts: CardFacts, *, out: Path) -> None:
-    """Write `folder`/README.md.
-
-    Args:
-        values: The run's configuration.
-        out: The name that `folder` gets in the end.
-    """
+    """Write `folder`/README.md. `values`: the run's configuration. `out`: the name that `folder` gets in the end."""
     manifest, scores = files.read_json(run / "manifest.json"), files.read_json(run / "scores.json")
     model, data = values["model"]["id"], manifest.get("data") or {}
+    splits = {name: each for name, each in data.items() if isinstance(each, Mapping) and "source" in each}
+    sources = dict.fromkeys(str(each["source"]) for each in splits.values())
     licences = [
         f"Base model `{model}`: {licence(model)}",
-        *(f"Data `{each}`: {licence(each)}" for each in _sources(data)),
+        *(f"Data `{each}`: {licence(each)}" for each in sources),
     ]
+    rows = [
+        f"| {name} | `{each['source']}` | {each.get('rows', '')} | `{each.get('fingerprint', '')}` |\n"
+        for name, each in splits.items()
+    ]
+    limits = [*facts.limits, "Scores are of the rows above; nothing says what it does on others."]
+    if manifest.get("status") not in (None, "done"):
+        limits.append(f"The run is {manifest['status']}.")
+    known = manifest.get("versions") or {}
+    named = ("peft-workbench", "torch", "transformers", "peft")
+    versions = ", ".join(f"{name} {known[name]}" for name in named if name in known) or "versions unknown"
+    language = "python" if "import " in facts.usage else "sh"
     parts = [
         f"---\n{dump_yaml(_front_matter(values, scores, facts))}---\n",
         f"# {run.resolve().name}\n",
         f"{facts.form} Base model: `{model}`. {facts.error}\n",
-        _usage(facts, out),
-        f"## Data\n\n{_data(data)}",
+        f"```{language}\n{facts.usage.replace('DIR', str(out))}\n```\n",
+        f"## Data\n\n| split | source | rows | fingerprint |\n|---|---|---|---|\n{''.join(rows)}",
         f"## Scores\n\n{_scores(scores, facts.intervals)}",
         *_tasks(scores.get(score_files.TASKS) or {}),
         *_win_rates(score_files.read_win_rates(run)),
-        f"## Limits\n\n{_listed(_limits(manifest, facts))}",
+        f"## Limits\n\n{_listed(limits)}",
         f"## Licences\n\n{_listed(licences)}",
         f"## How it was made\n\n```\n{facts.command}\n```\n",
-        f"Training: recipe `{values['recipe']}`, {_versions(manifest)}. Its configuration, for `workbench run`:\n",
+        f"Training: recipe `{values['recipe']}`, {versions}. Its configuration, for `workbench run`:\n",
         f"```yaml\n{dump_yaml(dict(values)).rstrip()}\n```\n",
     ]
     (folder / "README.md").write_text("\n".join(parts), encoding="utf-8")
@@ -126,25 +134,6 @@ def _listed(sentences: Sequence[str]) -> str:
     return "".join(f"- {each}\n" for each in sentences)
 
 
-def _usage(facts: CardFacts, out: Path) -> str:
-    language = "python" if "import " in facts.usage else "sh"
-    return f"```{language}\n{facts.usage.replace('DIR', str(out))}\n```\n"
-
-
-def _sources(data: Mapping[str, Any]) -> list[str]:
-    sources = [facts["source"] for facts in data.values() if isinstance(facts, Mapping) and "source" in facts]
-    return list(dict.fromkeys(map(str, sources)))
-
-
-def _data(data: Mapping[str, Any]) -> str:
-    rows = [
-        f"| {name} | `{facts['source']}` | {facts.get('rows', '')} | `{facts.get('fingerprint', '')}` |\n"
-        for name, facts in data.items()
-        if isinstance(facts, Mapping) and "source" in facts
-    ]
-    return "| split | source | rows | fingerprint |\n|---|---|---|---|\n" + "".join(rows)
-
-
 def _scores(scores: Mapping[str, Any], intervals: Mapping[str, tuple[float, float]]) -> str:
     bounds = {f"{name}_{end}": each for name, both in intervals.items() for end, each in zip(_ENDS, both, strict=True)}
     before, after = scores.get("before") or {}, {**bounds, **(scores.get("after") or {})}
@@ -198,19 +187,6 @@ def _difference(row: Mapping[str, Any]) -> str:
     return f"{row['difference']:+.4f}{bounds}"
 
 
-def _limits(manifest: Mapping[str, Any], facts: CardFacts) -> list[str]:
-    limitations = [*facts.limits, "Scores are of the rows above; nothing says what it does on others."]
-    return (
-        limitations if manifest.get("status") in (None, "done") else [*limitations, f"The run is {manifest['status']}."]
-    )
-
-
-def _versions(manifest: Mapping[str, Any]) -> str:
-    named = ("peft-workbench", "torch", "transformers", "peft")
-    versions = manifest.get("versions") or {}
-    return ", ".join(f"{name} {versions[name]}" for name in named if name in versions) or "versions unknown"
-
-
 def require_repository_name(repository: str) -> None:
     """Raise ConfigError where the hub could have no repository of this name."""
     from huggingface_hub.errors import HFValidationError
@@ -227,11 +203,8 @@ def require_repository_name(repository: str) -> None:
 
 
 def push_to_hub(folder: Path, repository: str) -> str:
-    """Upload a folder into a repository, which is made private where it is new; returns its address.
-
-    Raises:
-        FileError: The hub cannot be reached or refuses. The folder stays as it is.
-    """
+    """Upload a folder into a repository, which is made private where it is new; returns its address. Raises FileError:
+    the hub cannot be reached or refuses. The folder stays as it is."""
     from huggingface_hub import HfApi
 
     api = HfApi()

@@ -39,23 +39,18 @@ WORD_RULES: dict[str, list[Json]] = {
     "smollm": [{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "use_regex": True}],
     "qwen2": [{"type": "Split", "pattern": {"Regex": _QWEN}}, {"type": "ByteLevel", "use_regex": False}],
     "llama-bpe": [{"type": "Split", "pattern": {"Regex": _LLAMA3}}, {"type": "ByteLevel", "use_regex": False}],
-}
-"""llama.cpp's names of the rules that cut text into words, and the steps of a tokenizer.json that do the same."""
+}  # llama.cpp's names of the rules that cut text into words, and the steps of a tokenizer.json that do the same
 FORMATS = {
     torch.float32: (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
     torch.bfloat16: (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
     torch.float16: (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
 }
-ENDS = ("eos", "eot", "eom")
-"""Settings of a GGUF file that each name a token at which text ends."""
+ENDS = ("eos", "eot", "eom")  # settings of a GGUF file that each name a token at which text ends
 
 
 class GgufLayout:
-    """How the tensors of one backbone are named and ordered in GGUF.
-
-    Raises:
-        BackboneError: GGUF would compute something else.
-    """
+    """How the tensors of one backbone are named and ordered in GGUF. Raises BackboneError: GGUF would compute something
+    else."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         require_known_architecture(config)
@@ -97,22 +92,6 @@ class GgufLayout:
         reordered: Tensor = tensor.unflatten(0, (heads, *parts)).transpose(1, 2).reshape(tensor.shape)
         return reordered
 
-    def write_settings(self, writer: gguf.GGUFWriter) -> None:
-        """Sizes of the architecture."""
-        config = self.config
-        writer.add_context_length(config.max_position_embeddings)
-        writer.add_embedding_length(config.hidden_size)
-        writer.add_block_count(config.num_hidden_layers)
-        writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count(config.num_attention_heads)
-        writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_key_length(self.head_width)
-        writer.add_value_length(self.head_width)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        writer.add_rope_dimension_count(self.head_width)
-        writer.add_rope_freq_base(rope(config)["rope_theta"])
-        writer.add_vocab_size(config.vocab_size)
-
 
 def require_known_architecture(config: PretrainedConfig) -> None:
     """Raise BackboneError where this version writes no GGUF of an architecture, or GGUF would compute another."""
@@ -146,28 +125,18 @@ def read_array(tensor: gguf.ReaderTensor) -> Tensor:
 class GgufTokenizer:
     """A vocabulary and the rules that split text into its tokens."""
 
-    kind: str
-    """`gpt2` or `llama`."""
-    words: str
-    """Name of the pre-tokenizer rule."""
+    kind: str  # `gpt2` or `llama`
+    words: str  # name of the pre-tokenizer rule
     tokens: Sequence[str]
     types: Sequence[int]
     merges: Sequence[str]
-    scores: Sequence[float]
-    """Empty for byte-level BPE."""
-    space_first: bool
-    """Whether a text gets a leading space."""
+    scores: Sequence[float]  # empty for byte-level BPE
+    space_first: bool  # whether a text gets a leading space
 
 
 def convert_tokenizer(tokenizer: PreTrainedTokenizerBase, *, rows: int) -> GgufTokenizer:
-    """The tokenizer as GGUF describes it.
-
-    Args:
-        rows: Of the embedding; those without a token get an unused one.
-
-    Raises:
-        BackboneError: llama.cpp knows no such tokenizer.
-    """
+    """The tokenizer as GGUF describes it. Raises BackboneError: llama.cpp knows no such tokenizer. `rows`: of the
+    embedding; those without a token get an unused one."""
     backend: Any = tokenizer.backend_tokenizer
     content: Json = json.loads(backend.to_str())
     model: Json = content["model"]
@@ -176,7 +145,27 @@ def convert_tokenizer(tokenizer: PreTrainedTokenizerBase, *, rows: int) -> GgufT
     pairs = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
     tokens, types = _vocabulary(tokenizer, content, rows)
     if model.get("byte_fallback"):
-        scores = _scores(tokens, types, pairs)
+        # A score for each token by which llama.cpp joins the same pairs in the same order as the merges. llama.cpp
+        # joins any two neighbours whose text is a token, those of the highest score first. That is the order of
+        # the merges where all pairs that give a token stand together, and none of them is missing.
+        first: dict[str, int] = {}
+        last = ""
+        for number, pair in enumerate(pairs):
+            token = "".join(pair)
+            if token != last and token in first:
+                raise unknown_tokenizer(f"one that joins {token!r} at two places of its merges")
+            first.setdefault(token, number)
+            last = token
+        known = {tuple(pair) for pair in pairs}
+        normal = {token for token, kind in zip(tokens, types, strict=True) if kind == gguf.TokenType.NORMAL}
+        for token in normal:
+            for cut in range(1, len(token)):
+                halves = (token[:cut], token[cut:])
+                if halves[0] in normal and halves[1] in normal and halves not in known:
+                    raise unknown_tokenizer(
+                        f"one whose merges never join {halves[0]!r} and {halves[1]!r} to its token {token!r}"
+                    )
+        scores = [float(-first.get(token, len(pairs))) for token in tokens]
         return GgufTokenizer("llama", "default", tokens, types, [], scores, _space_first(content))
     return GgufTokenizer("gpt2", _word_rule(content), tokens, types, list(map(" ".join, pairs)), [], False)
 
@@ -237,39 +226,8 @@ def _space_first(content: Json) -> bool:
     raise unknown_tokenizer(f"the rule {json.dumps([content['normalizer'], content['pre_tokenizer']])[:200]}")
 
 
-def _scores(tokens: Sequence[str], types: Sequence[int], pairs: Sequence[Sequence[str]]) -> list[float]:
-    """A score for each token by which llama.cpp joins the same pairs in the same order as the merges.
-
-    llama.cpp joins any two neighbours whose text is a token, those of the highest score first. That is the order of
-    the merges where all pairs that give a token stand together, and none of them is missing.
-    """
-    first: dict[str, int] = {}
-    last = ""
-    for number, pair in enumerate(pairs):
-        token = "".join(pair)
-        if token != last and token in first:
-            raise unknown_tokenizer(f"one that joins {token!r} at two places of its merges")
-        first.setdefault(token, number)
-        last = token
-    known = {tuple(pair) for pair in pairs}
-    normal = {token for token, kind in zip(tokens, types, strict=True) if kind == gguf.TokenType.NORMAL}
-    for token in normal:
-        for cut in range(1, len(token)):
-            halves = (token[:cut], token[cut:])
-            if halves[0] in normal and halves[1] in normal and halves not in known:
-                raise unknown_tokenizer(
-                    f"one whose merges never join {halves[0]!r} and {halves[1]!r} to its token {token!r}"
-                )
-    return [float(-first.get(token, len(pairs))) for token in tokens]
-
-
 def write_adapter(adapter: Path, config: PretrainedConfig, path: Path, *, name: str) -> None:
-    """Write the adapter in a folder, in float32.
-
-    Args:
-        config: The backbone's.
-        name: For people.
-    """
+    """Write the adapter in a folder, in float32. `config`: the backbone's. `name`: for people."""
     layout, settings = GgufLayout(config), lora_limits.settings(adapter)
     writer = gguf.GGUFWriter(path, layout.name)
     writer.add_type(gguf.GGUFType.ADAPTER)
@@ -287,12 +245,8 @@ def write_adapter(adapter: Path, config: PretrainedConfig, path: Path, *, name: 
 
 
 def restore_adapter(path: Path, config: PretrainedConfig, folder: Path, *, like: Path) -> None:
-    """Write the adapter of a GGUF file as PEFT's into `folder`: scale and ranks are the file's.
-
-    Args:
-        config: The backbone's.
-        like: Folder of the adapter that the file was written from, for the names of the layers alone.
-    """
+    """Write the adapter of a GGUF file as PEFT's into `folder`: scale and ranks are the file's. `config`: the
+    backbone's. `like`: folder of the adapter that the file was written from, for the names of the layers alone."""
     reader, layout = gguf.GGUFReader(path), GgufLayout(config)
     tensor_by_name: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
     alpha = float(reader.get_field(gguf.Keys.Adapter.LORA_ALPHA).contents())  # type: ignore[union-attr]
@@ -330,26 +284,56 @@ def write_model(
 ) -> None:
     """Write a model and all that generation needs, read the file again and compare.
 
-    Matrices are stored in the model's precision, vectors in float32.
+    Matrices are stored in the model's precision, vectors in float32. Raises BackboneError: llama.cpp has no such
+    architecture or tokenizer, or more tokens end a text than it has places.
 
     Args:
         template: Jinja source of the chat template.
         stop: Tokens that end a text.
         bos: Whether a prompt begins with the token for that.
         name: For people.
-
-    Raises:
-        BackboneError: llama.cpp has no such architecture or tokenizer, or more tokens end a text than it has places.
     """
     layout = GgufLayout(model.config)
-    tensors = _tensors(model)
+    # Parameters by name; a head that is tied to the embedding is not stored twice.
+    tensors = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
     matrices, file_type = FORMATS[model.dtype]
     writer = gguf.GGUFWriter(path, layout.name)
     writer.add_name(name)
     writer.add_file_type(file_type)
-    layout.write_settings(writer)
-    _write_vocabulary(writer, tokenizer, rows=model.config.vocab_size)
-    _write_special_tokens(writer, tokenizer, stop)
+    config = layout.config
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(layout.head_width)
+    writer.add_value_length(layout.head_width)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(layout.head_width)
+    writer.add_rope_freq_base(rope(config)["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    vocabulary = convert_tokenizer(tokenizer, rows=model.config.vocab_size)
+    writer.add_tokenizer_model(vocabulary.kind)
+    writer.add_tokenizer_pre(vocabulary.words)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.types)
+    if vocabulary.scores:
+        writer.add_token_scores(vocabulary.scores)
+        writer.add_add_space_prefix(vocabulary.space_first)
+    else:
+        writer.add_token_merges(vocabulary.merges)
+    for key in ("bos", "unk", "pad"):
+        if (number := getattr(tokenizer, f"{key}_token_id")) is not None:
+            getattr(writer, f"add_{key}_token_id")(number)
+    ends = sorted(stop, key=lambda number: number != tokenizer.eos_token_id)
+    if len(ends) > len(ENDS):
+        words = ", ".join(map(str, tokenizer.convert_ids_to_tokens(list(ends))))
+        raise BackboneError(f"GGUF has places for {len(ENDS)} tokens that end a text, and this run has {words}.")
+    for key, number in zip(ENDS, ends, strict=False):
+        getattr(writer, f"add_{key}_token_id")(number)
     writer.add_add_bos_token(bos)
     writer.add_add_eos_token(False)
     writer.add_chat_template(template)
@@ -361,7 +345,13 @@ def write_model(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    _require_equal(path, layout, tensors)
+    tensor_by_name: dict[str, Any] = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    names = {layout.tensor_name(key): key for key in tensors}
+    if tensor_by_name.keys() != names.keys():
+        raise FileError(f"{path}: holds other tensors than the model: {sorted(tensor_by_name.keys() ^ names.keys())}.")
+    for name, key in names.items():
+        if not torch.equal(layout.restored(key, read_array(tensor_by_name[name])), tensors[key].float()):
+            raise FileError(f"{path}: its tensor {name} is not the model's {key}. Please report this backbone.")
 
 
 def load_model(path: Path) -> PreTrainedModel:
@@ -375,47 +365,3 @@ def load_model(path: Path) -> PreTrainedModel:
     )
     causal_lm.requires_grad_(False).eval()
     return causal_lm
-
-
-def _write_vocabulary(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, *, rows: int) -> None:
-    vocabulary = convert_tokenizer(tokenizer, rows=rows)
-    writer.add_tokenizer_model(vocabulary.kind)
-    writer.add_tokenizer_pre(vocabulary.words)
-    writer.add_token_list(vocabulary.tokens)
-    writer.add_token_types(vocabulary.types)
-    if vocabulary.scores:
-        writer.add_token_scores(vocabulary.scores)
-        writer.add_add_space_prefix(vocabulary.space_first)
-    else:
-        writer.add_token_merges(vocabulary.merges)
-
-
-def _write_special_tokens(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, stop: Sequence[int]) -> None:
-    for key in ("bos", "unk", "pad"):
-        if (number := getattr(tokenizer, f"{key}_token_id")) is not None:
-            getattr(writer, f"add_{key}_token_id")(number)
-    ends = sorted(stop, key=lambda number: number != tokenizer.eos_token_id)
-    if len(ends) > len(ENDS):
-        words = ", ".join(map(str, tokenizer.convert_ids_to_tokens(list(ends))))
-        raise BackboneError(f"GGUF has places for {len(ENDS)} tokens that end a text, and this run has {words}.")
-    for key, number in zip(ENDS, ends, strict=False):
-        getattr(writer, f"add_{key}_token_id")(number)
-
-
-def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Parameters by name; a head that is tied to the embedding is not stored twice."""
-    tensors = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
-    return tensors
-
-
-def _require_equal(path: Path, layout: GgufLayout, wanted: Mapping[str, Tensor]) -> None:
-    """Raise FileError where a tensor of the file is not the model's, bit for bit."""
-    tensor_by_name: dict[str, Any] = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    names = {layout.tensor_name(key): key for key in wanted}
-    if tensor_by_name.keys() != names.keys():
-        raise FileError(f"{path}: holds other tensors than the model: {sorted(tensor_by_name.keys() ^ names.keys())}.")
-    for name, key in names.items():
-        if not torch.equal(layout.restored(key, read_array(tensor_by_name[name])), wanted[key].float()):
-            raise FileError(f"{path}: its tensor {name} is not the model's {key}. Please report this backbone.")

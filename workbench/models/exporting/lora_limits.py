@@ -15,8 +15,7 @@ from workbench.errors import ConfigError, FileError
 
 NORMALISE = "--normalise writes plain LoRA of one rank with the scale folded in, which is exact"
 MERGE = "--merge adds the adapter into the backbone and exports one whole model"
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that vLLM's --max-lora-rank may have."""
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM's --max-lora-rank may have
 SGLANG_LAYERS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 
 
@@ -25,12 +24,9 @@ class LoraLimits:
     """Features of a LoRA adapter that a program reads."""
 
     program: str
-    rslora: bool
-    """Whether it scales by alpha / sqrt(rank) where use_rslora says so."""
-    ranks: bool
-    """Whether layers may have different ranks."""
-    layers: frozenset[str] | None = None
-    """Leaf names of the layers that it changes; None for all."""
+    rslora: bool  # whether it scales by alpha / sqrt(rank) where use_rslora says so
+    ranks: bool  # whether layers may have different ranks
+    layers: frozenset[str] | None = None  # leaf names of the layers that it changes; None for all
     max_rank: int | None = None
 
 

@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.errors import BackboneError
 
-Messages = Sequence[tuple[str, str]]
-"""Roles and contents."""
+Messages = Sequence[tuple[str, str]]  # roles and contents
 Render = Callable[[Messages, bool], str]
 """Writes messages, and where the second argument says so the begin of an answer."""
 _SYSTEM, _ASKED, _ANSWER, _AGAIN = "<<system>>", "<<question>>", "<<answer>>", "<<again>>"
@@ -25,8 +24,7 @@ CONVERSATIONS: tuple[Messages, ...] = (
     (("user", "  Two\n\nlines  "), ("assistant", " Yes.\n"), ("user", "{{ Three }}")),
     (("system", " Be brief. "), ("user", "Four")),
     (("system", "Be\nbrief"), ("user", "5"), ("assistant", "6"), ("user", "7"), ("assistant", "8"), ("user", "9")),
-)
-"""Conversations that the parts of a template have to write as the template does, spaces at the ends included."""
+)  # conversations that the parts of a template have to write as the template does, spaces at the ends included
 
 
 @dataclass(frozen=True)
@@ -35,14 +33,12 @@ class TemplateParts:
 
     before_system: str
     after_system: str
-    no_system: str
-    """Begin of a prompt without a system message."""
+    no_system: str  # begin of a prompt without a system message
     before_user: str
     after_user: str
     before_assistant: str
     after_assistant: str
-    answer: str
-    """Begin of an answer."""
+    answer: str  # begin of an answer
 
     def write(self, messages: Messages) -> str:
         """A prompt, as Go's template writes it."""
@@ -78,16 +74,26 @@ def renderer(tokenizer: PreTrainedTokenizerBase, template: str) -> Render:
 
 
 def take_apart(render: Render, *, begin: str) -> TemplateParts:
-    """The parts of a chat template.
-
-    Args:
-        begin: Token that Ollama itself puts before a prompt, and which is left out.
-
-    Raises:
-        BackboneError: The template does more than to put text around messages.
-    """
+    """The parts of a chat template. Raises BackboneError: the template does more than to put text around messages.
+    `begin`: token that Ollama itself puts before a prompt, and which is left out."""
     try:
-        template_parts = _parts(render)
+        head, after_user = render([("user", _ASKED)], False).split(_ASKED)
+        talk = [("user", _ASKED), ("assistant", _ANSWER)]
+        _, rest = render(talk, False).split(_ASKED)
+        between, after_assistant = rest.split(_ANSWER)
+        _, rest = render([*talk, ("user", _AGAIN)], False).split(_ANSWER)
+        before_user = _without_start(rest.split(_AGAIN)[0], after_assistant)
+        before_system, rest = render([("system", _SYSTEM), ("user", _ASKED)], False).split(_SYSTEM)
+        template_parts = TemplateParts(
+            before_system=before_system,
+            after_system=_without_end(rest.split(_ASKED)[0], before_user),
+            no_system=_without_end(head, before_user),
+            before_user=before_user,
+            after_user=after_user,
+            before_assistant=_without_start(between, after_user),
+            after_assistant=after_assistant,
+            answer=_without_start(render([("user", _ASKED)], True), head + _ASKED + after_user),
+        )
         for messages in CONVERSATIONS:
             if template_parts.write(messages) != render(messages, True):
                 raise _refused(f"it does more than put text around messages (such as {messages[0][1]!r})")
@@ -119,26 +125,6 @@ def modelfile(parts: TemplateParts, stop: Sequence[str], *, weights: str, adapte
     lines += [f'TEMPLATE """{template}"""', *(f'PARAMETER stop "{word}"' for word in stop)]
     lines += ["PARAMETER temperature 0", f"PARAMETER num_ctx {tokens}"]
     return "\n".join(lines) + "\n"
-
-
-def _parts(render: Render) -> TemplateParts:
-    head, after_user = render([("user", _ASKED)], False).split(_ASKED)
-    talk = [("user", _ASKED), ("assistant", _ANSWER)]
-    _, rest = render(talk, False).split(_ASKED)
-    between, after_assistant = rest.split(_ANSWER)
-    _, rest = render([*talk, ("user", _AGAIN)], False).split(_ANSWER)
-    before_user = _without_start(rest.split(_AGAIN)[0], after_assistant)
-    before_system, rest = render([("system", _SYSTEM), ("user", _ASKED)], False).split(_SYSTEM)
-    return TemplateParts(
-        before_system=before_system,
-        after_system=_without_end(rest.split(_ASKED)[0], before_user),
-        no_system=_without_end(head, before_user),
-        before_user=before_user,
-        after_user=after_user,
-        before_assistant=_without_start(between, after_user),
-        after_assistant=after_assistant,
-        answer=_without_start(render([("user", _ASKED)], True), head + _ASKED + after_user),
-    )
 
 
 def _without_start(text: str, start: str) -> str:

@@ -49,11 +49,8 @@ class PictureOutput(nn.Module):
 
 
 class OnnxModel(nn.Module):
-    """An ONNX file that is called like its original model, computed by onnxruntime on the CPU.
-
-    Args:
-        stock: The original model, for its configuration alone.
-    """
+    """An ONNX file that is called like its original model, computed by onnxruntime on the CPU. `stock`: the original
+    model, for its configuration alone."""
 
     def __init__(self, path: Path, stock: PreTrainedModel, output: str) -> None:
         import onnxruntime
@@ -96,15 +93,8 @@ def logits_head(stock: PreTrainedModel) -> LogitsHead:
 
 
 def write(model: PreTrainedModel, path: Path, inputs: Mapping[str, Tensor], output: str) -> None:
-    """Write a model in float32, for any number and length of rows.
-
-    Args:
-        inputs: Example inputs of two rows.
-        output: Name of the output.
-
-    Raises:
-        BackboneError: torch cannot export it.
-    """
+    """Write a model in float32, for any number and length of rows. Raises BackboneError: torch cannot export it.
+    `inputs`: example inputs of two rows. `output`: name of the output."""
     shapes = {name: {0: torch.export.Dim.DYNAMIC} for name in inputs}
     for name in inputs.keys() & {"input_ids", "attention_mask"}:
         shapes[name][1] = torch.export.Dim.DYNAMIC

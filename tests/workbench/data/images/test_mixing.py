@@ -1,4 +1,4 @@
-"""Partners are a permutation without fixed points inside a group; pictures and labels are mixed by the same share."""
+"""Partners are a permutation without fixed points; pictures and labels are mixed by the same share."""
 
 from __future__ import annotations
 
@@ -23,14 +23,11 @@ def plans(settings: dict[str, Any], rows: int = 400, **place: Any) -> list[MixPl
     return [mix_plan(config, row=row, partner=row + 1, **where) for row in range(rows)]
 
 
-@given(st.lists(st.integers(0, 4), max_size=40), st.integers(0, 2**63), st.integers(0, 1000))
-def test_partners_are_other_rows_of_the_group_and_each_row_is_one(groups: list[int], seed: int, epoch: int) -> None:
-    groups_N = np.array(groups, dtype=np.int64)
-    partner_N = mix_partners(len(groups), seed=seed, epoch=epoch, groups_N=groups_N)
-    assert sorted(partner_N) == list(range(len(groups)))
-    np.testing.assert_array_equal(groups_N[partner_N], groups_N)
-    alone_N = np.array([groups.count(group) == 1 for group in groups], dtype=bool)
-    np.testing.assert_array_equal(partner_N == np.arange(len(groups)), alone_N)
+@given(st.integers(0, 40), st.integers(0, 2**63), st.integers(0, 1000))
+def test_partners_are_other_rows_and_each_row_is_one(rows: int, seed: int, epoch: int) -> None:
+    partner_N = mix_partners(rows, seed=seed, epoch=epoch)
+    assert sorted(partner_N) == list(range(rows))
+    assert rows == 1 or (partner_N != np.arange(rows)).all()
 
 
 def test_partners_change_with_seed_and_epoch_alone() -> None:

@@ -25,13 +25,10 @@ from workbench.data.text.formats import Conversion
 from workbench.data.text.quality.rules import NO_LANGUAGE, RULES, SET_RULES, RowText, row_text_of_example
 from workbench.errors import DataError
 
-NEAR = 0.8
-"""Jaccard similarity of near-duplicates, by sequences of four characters."""
+NEAR = 0.8  # Jaccard similarity of near-duplicates, by sequences of four characters
 
-OUTLOOK, MANY = 1000, 0.05
-"""Rows that `check` judges, and the share of flagged rows from which it says so."""
-LISTED = 20
-"""Flags that the manifest lists."""
+OUTLOOK, MANY = 1000, 0.05  # rows that `check` judges, and the share of flagged rows from which it says so
+LISTED = 20  # flags that the manifest lists
 
 Near = Callable[[Sequence[str]], DuplicateClusters]
 
@@ -39,22 +36,16 @@ Near = Callable[[Sequence[str]], DuplicateClusters]
 class Flag(NamedTuple):
     """A row that a rule flags."""
 
-    row: int
-    """Its number, from 0."""
+    row: int  # its number, from 0
     place: str
     rule: str
-    value: float
-    """The measured value; 1 where a rule only says yes."""
-    note: str = ""
-    """Details, such as the row that this one repeats."""
+    value: float  # the measured value; 1 where a rule only says yes
+    note: str = ""  # details, such as the row that this one repeats
 
 
 def near_duplicates(texts: Sequence[str]) -> DuplicateClusters:
-    """Clusters of texts that are similar to NEAR.
-
-    Raises:
-        DataError: Thousands of different texts are similar, as if from one template.
-    """
+    """Clusters of texts that are similar to NEAR. Raises DataError: thousands of different texts are similar, as if
+    from one template."""
     return duplicates.find(texts, threshold=NEAR)
 
 
@@ -72,14 +63,8 @@ def flags_by_row(rows: Iterable[RowText], names: Sequence[str]) -> list[Flag]:
 def flags_by_comparison(
     rows: Sequence[RowText], names: Sequence[str], near: Near = near_duplicates, titles: Sequence[str] = ()
 ) -> list[Flag]:
-    """Flags by the rules among `names` that compare a row with the others.
-
-    Args:
-        titles: See `repeat_flags`.
-
-    Raises:
-        DataError: As `near_duplicates`, where they are looked for.
-    """
+    """Flags by the rules among `names` that compare a row with the others. Raises DataError: as `near_duplicates`,
+    where they are looked for. `titles`: see `repeat_flags`."""
     flags: list[Flag] = []
     if "other_language" in names:
         long_enough = Counter(row.language for row in rows if row.language)
@@ -130,17 +115,13 @@ def flags_by_set(flags: Iterable[Flag], sizes: Sequence[int]) -> list[list[Flag]
 def near_keys(rows: Sequence[RowText], clusters: DuplicateClusters) -> list[tuple[int, int]]:
     """Keys that are equal for rows in one cluster, both by their texts and by what is asked and answered in them."""
     asked = [row.asked_and_answered for row in rows]
-    same = asked == [row.text for row in rows]
-    asked_N = clusters.cluster_N if same else near_duplicates(asked).cluster_N
+    asked_N = clusters.cluster_N if asked == [row.text for row in rows] else near_duplicates(asked).cluster_N
     return list(zip(clusters.cluster_N.tolist(), asked_N.tolist(), strict=True))
 
 
 def repeat_flags(rule: str, rows: Sequence[RowText], keys: Sequence[object], titles: Sequence[str] = ()) -> list[Flag]:
-    """Flags on all rows but the first of each key.
-
-    Args:
-        titles: The set that each row is of, which a note names where the first row is of another one.
-    """
+    """Flags on all rows but the first of each key. `titles`: the set that each row is of, which a note names where the
+    first row is of another one."""
     first: dict[object, int] = {}
 
     def earlier(number: int, key: object) -> str:
@@ -158,10 +139,8 @@ def repeat_flags(rule: str, rows: Sequence[RowText], keys: Sequence[object], tit
 class Cleaning:
     """Rows that were left out of training, and by which rules."""
 
-    rows: int
-    """Training rows that were judged."""
-    counts: dict[str, int]
-    """Rows that each rule flags, in the order of `data.clean`; a row may be flagged by several."""
+    rows: int  # training rows that were judged
+    counts: dict[str, int]  # rows that each rule flags, in the order of `data.clean`; a row may be flagged by several
     flags: tuple[Flag, ...]
 
     @property
@@ -187,11 +166,8 @@ class Cleaning:
 
 
 def join_cleanings(parts: Sequence[Cleaning | None], prefixes: Iterable[str]) -> Cleaning | None:
-    """Findings of the same rules in several sets of training rows.
-
-    Args:
-        prefixes: The beginning of the places of each set's rows.
-    """
+    """Findings of the same rules in several sets of training rows. `prefixes`: the beginning of the places of each
+    set's rows."""
     prefixed_reports = [(each, prefix) for each, prefix in zip(parts, prefixes, strict=True) if each is not None]
     reports = [each for each, _ in prefixed_reports]
     if not reports:
@@ -209,11 +185,7 @@ def row_texts_at(
     limit: int | None = None,
     conversion: Conversion | None = None,
 ) -> Iterator[RowText]:
-    """Read a file a second time and yield the texts of its rows at `places`.
-
-    Args:
-        conversion: See `formats.read`.
-    """
+    """Read a file a second time and yield the texts of its rows at `places`. `conversion`: see `formats.read`."""
     wanted = set(places)
     for example in formats.read(starter.resolve(source), config, skipped=[], limit=limit, conversion=conversion):
         if example.place in wanted:
@@ -243,18 +215,14 @@ def clean_sources(
 ) -> list[Cleaning]:
     """Judge the training rows of several files, each with its name; the first of duplicates across files stays.
 
-    Otherwise as `clean`.
-
-    Args:
-        repeats: Flags of the rules on duplicates, over the rows of all files, one file after another; None: computed
-            from the texts.
+    Otherwise as `clean`. `repeats`: flags of the rules on duplicates, over the rows of all files, one file after
+    another; None: computed from the texts.
     """
     if repeats is None and (len(sources) == 1 or not set(DUPLICATE_RULES) & set(rules)):
         return [clean(name, rows, rules) for name, rows in sources]
     held = [list(rows) for _, rows in sources]
     if repeats is None:
-        wanted = list(set(DUPLICATE_RULES) & set(rules))
-        repeats = flags_by_comparison([row for rows in held for row in rows], wanted)
+        repeats = flags_by_comparison([row for rows in held for row in rows], list(set(DUPLICATE_RULES) & set(rules)))
     apart = flags_by_set(repeats, [len(rows) for rows in held])
     return [clean(name, rows, rules, repeats=own) for (name, _), rows, own in zip(sources, held, apart, strict=True)]
 
@@ -262,15 +230,13 @@ def clean_sources(
 def clean(
     name: str, rows: Iterable[RowText], rules: Sequence[str], *, repeats: Sequence[Flag] | None = None
 ) -> Cleaning:
-    """Judge training rows, read once in their order; only rules that compare rows hold them all in memory.
+    """Judge training rows, read once in their order; only rules that compare rows hold them all in memory. Raises
+    DataError: a rule asks about answers and no row has one, or no row would be left.
 
     Args:
         name: The training file, for messages.
         rules: Names of rules, as `data.clean` has them.
         repeats: Flags of the rules on duplicates; None: computed from these rows.
-
-    Raises:
-        DataError: A rule asks about answers and no row has one, or no row would be left.
     """
     compared = [rule for rule in rules if rule in SET_RULES and (repeats is None or rule not in DUPLICATE_RULES)]
     counted, answered = 0, False

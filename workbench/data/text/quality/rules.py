@@ -21,12 +21,9 @@ from typing import Literal, NamedTuple
 from workbench.data.folds.duplicates import normalised
 from workbench.data.text.formats import Example
 
-LANGUAGE_LETTERS = 40
-"""Fewest letters of a text whose language is identified."""
-LANGUAGE_CHARACTERS = 600
-"""Characters by which it is identified."""
-NO_LANGUAGE = "zxx"
-"""ISO 639 for no linguistic content, such as code or formulae."""
+LANGUAGE_LETTERS = 40  # fewest letters of a text whose language is identified
+LANGUAGE_CHARACTERS = 600  # characters by which it is identified
+NO_LANGUAGE = "zxx"  # ISO 639 for no linguistic content, such as code or formulae
 
 
 UNSPACED = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")
@@ -44,8 +41,7 @@ def _script(character: str) -> str:
     return {"CJK": "Han", "FULLWIDTH": "Latin", "HALFWIDTH": "Katakana"}.get(name, name.capitalize())
 
 
-LONGEST_GRAM = 10
-"""Words of the longest sequences that rules look for."""
+LONGEST_GRAM = 10  # words of the longest sequences that rules look for
 
 
 class Exchange(NamedTuple):
@@ -199,8 +195,7 @@ POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "
 MAX_SYMBOLS = 0.4
 PROMPT_WORDS = 5
 """A shorter prompt, such as a name, may rightly stand in its answer; it is repeated where it is the whole answer."""
-OPENING = 300
-"""Characters of an answer in which it would refuse."""
+OPENING = 300  # characters of an answer in which it would refuse
 REFUSALS = (
     "as an ai language model",
     "as a language model",
@@ -226,13 +221,11 @@ REFUSALS = (
     "i must decline",
     "i cannot provide information on",
     "it would not be appropriate for me",
-)
-"""Phrases with which chat models refuse or excuse themselves, in English, without case and punctuation."""
+)  # phrases with which chat models refuse or excuse themselves, in English, without case and punctuation
 _SENTENCE = re.compile("[.!?]+[\"'\u201d\u2019)]*(?=\\s|$)|[\u3002\uff01\uff1f]+")
 
 Source = Literal["Gopher", "C4", "workbench"]
-Measure = Callable[[RowText], float | None]
-"""A number measured of a row; None where the measure says nothing about it."""
+Measure = Callable[[RowText], float | None]  # a number measured of a row; None where the measure says nothing about it
 
 
 @dataclass(frozen=True)
@@ -240,8 +233,7 @@ class Rule:
     """A measure of a row, which flags it below `least` and above `most`."""
 
     name: str
-    says: str
-    """A flagged row, in words."""
+    says: str  # a flagged row, in words
     source: Source
     measure: Measure
     least: float = -math.inf
@@ -472,11 +464,9 @@ _ALL = (
     _own("refusal", "an answer that begins with a refusal", _refusals),
     _own("empty_turn", "a turn without a letter or a digit", _empty_turns),
 )
-RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL}
-"""Rules that judge a row by itself."""
+RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL}  # rules that judge a row by itself
 SET_RULES: dict[str, str] = {
     "other_language": "another language than most rows",
     "exact_duplicate": "equals an earlier row, but for case, spaces and punctuation",
     "near_duplicate": "nearly equals an earlier row",
-}
-"""Rules that compare a row with the others, with what a flagged row is."""
+}  # rules that compare a row with the others, with what a flagged row is

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from workbench.config.sections.clean_rules import DUPLICATE_RULES
 from workbench.data.batching import Indices
 from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import DuplicateClusters, normalised
@@ -26,12 +27,9 @@ REPORT_RULES: dict[str, str] = {
     "conflicting_label": "has another label than a duplicate",
     "perplexity": "perplexity by the backbone is far from that of most rows",
     "unreadable": "cannot be read, or learnt from",
-}
-"""Rules that only report: `data.clean` has none of them, as other settings answer what they find."""
-ANSWER_REPEATS = 10
-"""Mean rows of an answer above which answers are counted like classes."""
-DEVIATIONS = 3.0
-"""Robust standard deviations (of the median absolute deviation) of log-perplexity that are far."""
+}  # rules that only report: `data.clean` has none of them, as other settings answer what they find
+ANSWER_REPEATS = 10  # mean rows of an answer above which answers are counted like classes
+DEVIATIONS = 3.0  # robust standard deviations (of the median absolute deviation) of log-perplexity that are far
 
 
 @dataclass(frozen=True)
@@ -144,10 +142,7 @@ def training(findings: Sequence[Findings]) -> Findings:
 
 
 def _added(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return dict(total.most_common())
+    return dict(sum(map(Counter, counts), Counter[str]()).most_common())
 
 
 def _examined(read: SourceRows, compared: Sequence[Flag], notes: tuple[str, ...]) -> Findings:
@@ -164,42 +159,30 @@ def _examined(read: SourceRows, compared: Sequence[Flag], notes: tuple[str, ...]
     scripts: Counter[str] = Counter()
     for row in rows:
         scripts.update(row.scripts)
-    languages = Counter(row.language for row in rows)
-    return Findings(read, tuple(flags), languages, scripts, files, _classes(read), notes)
+    return Findings(read, tuple(flags), Counter(row.language for row in rows), scripts, files, _classes(read), notes)
 
 
 def _compared(group: Sequence[SourceRows]) -> tuple[list[Flag], tuple[str, ...]]:
     """Flags on duplicates among the rows of all sources of a group, one after another, and why there may be none."""
     rows = [row for each in group for row in each.rows]
     titles = [each.title for each in group for _ in each.rows]
-    clusters = _together([each.clusters for each in group])
+    parts = [each.clusters for each in group]
+    known = [each for each in parts if each is not None]
+    clusters = replace(known[0], distinct_N=np.concatenate([each.distinct_N for each in known])) if known else None
     if group[0].tokens_N is None:
-        return [*_repeated(rows, titles, clusters), *_conflicts(group, rows, clusters)], ()
+        if clusters is None:
+            return [], ()
+        # Equal pixels, and pictures that are alike.
+        keys, near_keys = clusters.distinct_N.tolist(), clusters.cluster_N.tolist()
+        repeated = cleaning.duplicate_flags(rows, DUPLICATE_RULES, keys, lambda: near_keys, titles)
+        return [*repeated, *_conflicts(group, rows, clusters)], ()
     flags = cleaning.flags_by_comparison(rows, ["exact_duplicate"], titles=titles)
     try:
-        near_clusters = clusters = (
-            cleaning.near_duplicates([row.text for row in rows]) if clusters is None else clusters
-        )
+        near = cleaning.near_duplicates([row.text for row in rows]) if clusters is None else clusters
     except DataError as error:
         return flags, (f"Near-duplicates of {' + '.join(each.source for each in group)} were not counted: {error}",)
-    flags += cleaning.flags_by_comparison(rows, ["near_duplicate"], near=lambda _: near_clusters, titles=titles)
-    return [*flags, *_conflicts(group, rows, clusters)], ()
-
-
-def _together(parts: Sequence[DuplicateClusters | None]) -> DuplicateClusters | None:
-    """Clusters of several sources that are numbered together."""
-    known = [each for each in parts if each is not None]
-    return replace(known[0], distinct_N=np.concatenate([each.distinct_N for each in known])) if known else None
-
-
-def _repeated(rows: Sequence[RowText], titles: Sequence[str], clusters: DuplicateClusters | None) -> list[Flag]:
-    """Flags on pictures whose pixels equal an earlier picture's, and on pictures that are like an earlier one."""
-    if clusters is None:
-        return []
-    equal = cleaning.repeat_flags("exact_duplicate", rows, clusters.distinct_N.tolist(), titles)
-    known = {flag.row for flag in equal}
-    near = cleaning.repeat_flags("near_duplicate", rows, clusters.cluster_N.tolist(), titles)
-    return [*equal, *(flag for flag in near if flag.row not in known)]
+    flags += cleaning.flags_by_comparison(rows, ["near_duplicate"], near=lambda _: near, titles=titles)
+    return [*flags, *_conflicts(group, rows, near)], ()
 
 
 def _in_evaluation(train: Sequence[SourceRows], others: Sequence[SourceRows]) -> dict[str, list[Flag]]:
@@ -225,10 +208,10 @@ def _keys(read: SourceRows) -> Sequence[object]:
     return [] if read.clusters is None else read.clusters.cluster_N.tolist()
 
 
-def _conflicts(group: Sequence[SourceRows], rows: Sequence[RowText], clusters: DuplicateClusters | None) -> list[Flag]:
+def _conflicts(group: Sequence[SourceRows], rows: Sequence[RowText], clusters: DuplicateClusters) -> list[Flag]:
     """Rows of clusters of duplicates that have different labels."""
     labels = [label for each in group for label in each.labels or ()]
-    if clusters is None or len(labels) < len(rows):
+    if len(labels) < len(rows):
         return []
     flags = []
     for numbers in duplicates.report(clusters, labels).conflicts:
