@@ -179,7 +179,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, TagSplits, list
     train = _read(data.train, config)
     tests = [_read(path, config) for path in data.test_files.values()]
     if data.own_share is not None:
-        train, held = _held_out(train, data.own_share, config.seed)
+        train, held = _held_out(train, data.own_share, config.rows_seed)
         helds = [held]
     else:
         helds = [_read(path, config) for path in data.held_out_files.values()]

@@ -35,6 +35,8 @@ def trials(config: Run) -> list[Trial[Run]]:
     if len(set(names)) < len(names):
         names = [f"{number:03}-{name}" for number, name in enumerate(names)]
     base = {**config.model_dump(mode="json"), **config.as_task(), "sweep": {}}
+    if "seed" in over:
+        base["data"]["seed"] = config.rows_seed
     members = member_runs.trials(config, base, names, combinations, section="sweep.over")
     member_runs.require([(f"sweep.over.{key}", _TWICE) for key in over if _repeats(key, over[key], members)])
     return members

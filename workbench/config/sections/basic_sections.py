@@ -136,6 +136,9 @@ class DataConfig(Section):
     """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}. {weight: found} names one
     with how often each training row counts in the loss, 1e-6 to 1e6; the loss is divided by the sum of the weights.
     {margin: found} names one with by how much the reward of the chosen answer is to be higher (recipe prefer)."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Decides which rows are held out and chosen, and what is hidden or rewritten in them; null: the run's `seed`.
+    Members of a sweep over seeds have the same one."""
     limit: Annotated[PositiveInt | None, Unit("rows")] = None
     """Use only the first `limit` rows of `train`; of class folders of pictures as many of each class, as far as it has
     them."""

@@ -35,7 +35,7 @@ from workbench.errors import DataError
 def split_off(source: RecordSource, config: RunConfig, *, share: float) -> tuple[RecordSource, RecordSource]:
     """Split off held-out rows, stratified; equal rows stay on the same side."""
     strata = stratified_folds.strata_of(source.labels, k=max(2, round(1 / share)))
-    held_out = hold_out(strata, groups=(record.key for record in source.records), share=share, seed=config.seed)
+    held_out = hold_out(strata, groups=(record.key for record in source.records), share=share, seed=config.rows_seed)
     if not held_out.any():
         count, different = len(source.records), len(set(source.keys))
         equal = "" if count == different else f", of which {different} {'differs' if different == 1 else 'differ'},"
@@ -399,7 +399,7 @@ def _selected(train: LabelledSet, config: RunConfig, reader: RowReader, meaning:
     kept, note = selection.selected(
         config.data.select,
         train.lengths,
-        seed=config.seed,
+        seed=config.rows_seed,
         texts=lambda: (" ".join(record.fields) for record in train.records),
         target=lambda name: (" ".join(record.fields) for record in reader.read(name, labelled=False).records),
     )

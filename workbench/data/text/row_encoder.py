@@ -90,7 +90,7 @@ def row_encoder(
         BackboneError: The tokenizer or the template does not allow it.
     """
     if config.task.head == "masked":
-        return MlmEncoder(tokenizer, share=config.masking.share, seed=config.seed)
+        return MlmEncoder(tokenizer, share=config.masking.share, seed=config.rows_seed)
     return conversation_encoder(hub, tokenizer, template=template)
 
 

@@ -367,9 +367,10 @@ def load(
     """Read, render, tokenise and split; refuses data that would teach or measure nothing.
 
     Args:
+        seed: Of the run; `data.seed` comes before it.
         scored: How held-out and test files are read; None: as the training file.
     """
-    read_as = scored or config
+    read_as, seed = scored or config, seed if config.seed is None else config.seed
     held_out, test = (
         read_each(named, read_as, tokenizer, template) for named in (config.held_out_files, config.test_files)
     )
