@@ -241,7 +241,7 @@ def whole(path: Path) -> Path:
 
 def fold_members(path: Path) -> list[Path]:
     """The run directories of a sweep over folds, each with an adapter of its own; else the run directory itself."""
-    members = sorted((path / "members").glob("fold=*/config.yaml"), key=lambda each: (len(str(each)), str(each)))
+    members = sorted((path / "members").glob("fold=*/adapter"), key=lambda each: (len(str(each)), str(each)))
     return [each.parent for each in members] or [path]
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from workbench.cli.verbs import app
 from workbench.config import RunConfig
 from workbench.data import starter
 from workbench.errors import DataError
@@ -114,6 +116,31 @@ def test_a_sweep_in_one_bank_is_its_members_alone(home: Path) -> None:
     member = together / "members" / "learning_rate=0.01"
     losses = [[line["loss"] for line in metrics_log.read(each)] for each in (member, single)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    scores = [json.loads((each / "scores.json").read_text()) for each in (member, single)]
+    for split, each in scores[0].items():
+        assert each == pytest.approx(scores[1][split], rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's exporter
+def test_a_member_of_a_sweep_over_seeds_is_a_run_of_its_own(home: Path) -> None:
+    """Its file makes it again, and verbs take its directory."""
+    data = {"train": str(home / "train.conll"), "held_out": 0.2}
+    swept = sections(home, recipe="sweep", of="tag", data=data, sweep={"over": {"seed": [0, 1, 2]}}, train={"steps": 6})
+    run = workbench.run(RunConfig.model_validate(swept), out=home / "seeds", quiet=True)
+    member = run / "members" / "seed=2"
+    scores = json.loads((member / "scores.json").read_text())
+    again = workbench.run(member / "config.yaml", out=home / "again", quiet=True)
+    assert json.loads((again / "scores.json").read_text())["after"] == pytest.approx(scores["after"], rel=1e-3)
+    (home / "new.txt").write_text("Bob went to New York 7 .\n")
+    assert evaluate(member, []) == scores["after"]
+    for words in (
+        ["evaluate", str(member)],
+        ["predict", str(member), str(home / "new.txt"), "--out", str(home / "member.jsonl")],
+        ["merge", str(member), "--out", str(home / "member merged")],
+        ["export", str(member), "--to", "onnx", "--out", str(home / "member.onnx")],
+    ):
+        said = CliRunner().invoke(app, words)
+        assert said.exit_code == 0, said.output
 
 
 def test_held_out_texts_that_are_trained_on_are_refused(home: Path) -> None:
