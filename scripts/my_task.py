@@ -49,7 +49,7 @@ register(
         ),
         records_losses=False,
         parted=False,
-        students=False,
+        students=None,
     )
 )
 

@@ -31,7 +31,9 @@ FACTS = register(
         devices=True,
         banked=True,
         fleets=True,
+        students="workbench.recipes.over.distill_tags",
         own_choice=True,
+        serves=True,
         section=TagConfig,
         refuses={
             **dict.fromkeys(

@@ -26,7 +26,7 @@ from workbench.data import tagged_rows
 from workbench.data.batching import Floats, Indices, MicroBatch, WholeRows, encoder_inputs, evenly_spaced
 from workbench.data.held_out_split import Splits, hold_out, without_overlap
 from workbench.data.tagged_rows import EncodedTags, TagEncoder, TaggedRow, TaggedRows, TagSet
-from workbench.errors import DataError, FileError
+from workbench.errors import DataError
 from workbench.evaluation.forward_passes import ModelResults, over_rows
 from workbench.evaluation.perplexity import Agreement
 from workbench.models import backbones, exported
@@ -44,10 +44,8 @@ from workbench.training.signal import TrainingSignal
 
 if TYPE_CHECKING:
     from workbench.data.text.quality.survey import SourceRows
+    from workbench.evaluation.serving.served_models import ServedModel
     from workbench.recipes.inspection import Inspection
-
-TAGS = "tags.json"
-"""In a folder that a run ships: the tags by their labels, and whether they mark entities."""
 
 
 # Rows
@@ -270,19 +268,14 @@ class Tagger:
     def save(self, folder: Path) -> None:
         """Write what belongs beside the weights: the tokenizer and the tags."""
         self.tokenizer.save_pretrained(folder)
-        files.write_json(folder / TAGS, {"names": self.tags.names, "entities": self.tags.entities})
+        self.tags.write(folder)
 
 
 def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Tagger:
     """The tagger that the run at `run` shipped, in evaluation mode."""
     folder = run / "adapter"
-    exported.require_saved(run, config, TAGS, "tokenizer.json")
-    fields = files.read_json(folder / TAGS)
-    try:
-        tags = TagSet(tuple(fields["names"]), bool(fields["entities"]))
-    except (KeyError, TypeError) as error:
-        raise FileError(f"{folder}/{TAGS}: damaged ({error}). Restore it, or train again.") from None
-    tokenizer = exported.load_tokenizer(run, config)
+    exported.require_saved(run, config, tagged_rows.TAGS, "tokenizer.json")
+    tags, tokenizer = TagSet.read(folder), exported.load_tokenizer(run, config)
     head = head_of(tags, seed=config.seed)
     backbone = exported.load_backbone(config, folder, tokenizer, task=head, waiting=waiting).model
     model = backbone if isinstance(config.adapter, Full) else adapters.load(backbone, folder)
@@ -531,6 +524,24 @@ class TagTask(Task):
         rows = _encoded(encoder, [_Source(read.name, read.fingerprint, read.rows, read.scheme, read.skipped)])
         p_RWC = predicted(tagger, rows, tagger.probabilities(rows, turn.scoring))
         return PredictionTable(predictions(tagger, rows.rows, p_RWC, labelled=False), read.skipped)
+
+    def serve(self, run: Path, config: RunConfig, name: str, created: int, *, queue: int) -> ServedModel:
+        from workbench.evaluation.serving.served_models import ClassModel, Turns
+
+        tagger = load(run, config)
+        encoder = TagEncoder(tagger.tokenizer, None, max_tokens=config.data.max_tokens)
+
+        def tag(asked: Sequence[str | dict[str, str]]) -> list[dict[str, Any]]:
+            if not all(isinstance(each, str) or set(each) == {"text"} for each in asked):
+                raise DataError("expected texts, or objects with `text`.")
+            texts = [each if isinstance(each, str) else each["text"] for each in asked]
+            read = tuple(tagged_rows.text_row(each, place=f"input {n}") for n, each in enumerate(texts, start=1))
+            rows = TaggedSet(read, tuple(encoder.encode(read)), "the request", "")
+            p_RWC = predicted(tagger, rows, tagger.probabilities(rows))
+            said: list[dict[str, Any]] = predictions(tagger, read, p_RWC, labelled=False).to_dict("records")
+            return said
+
+        return ClassModel(name, config.model.id, created, Turns(queue), tag, tagger.tags.names)
 
     def outputs(self, run: Path, config: RunConfig) -> TagReference:
         tagger = load(run, config)
