@@ -44,7 +44,7 @@ register(
         ),
         records_losses=False,
         parted=False,
-        students=False,
+        students=None,
     )
 )
 

@@ -16,13 +16,12 @@ from workbench import report
 from workbench.config import RunConfig
 from workbench.config.expansions import sweep_expansion
 from workbench.config.expansions.member_runs import Trial
-from workbench.config.yaml_text import dump_yaml
 from workbench.crossval import gains
 from workbench.errors import TrainingError
 from workbench.recipes.over import sweep, sweep_tasks
 from workbench.recipes.single.single_run import SingleRun
 from workbench.recipes.task import MembersAtOnce, ScoringOptions, implementation
-from workbench.runs import files, provenance
+from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 
@@ -52,15 +51,9 @@ def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce
     members = []
     for trial in trials:
         own = sweep.member_run(run, trial)
-        if not own.adapter.exists():
-            raise TrainingError(f"{trial.name}: {own.manifest.get('reason', 'has no adapter')}")
-        single = task.single(trial.config, own)
-        members.append(single)
-        if own.manifest.get("status") != "done":
-            callback.say(f"Fold {trial.name}:")
-            files.write_bytes(own.path / "config.yaml", dump_yaml(trial.config.model_dump(mode="json")).encode())
-            provenance.note_data(own, {name: rows.facts() for name, rows in single.rows.items()})
-            single.finish()
+        if not (own.path / "scores.json").exists():
+            raise TrainingError(f"{trial.name}: {own.manifest.get('reason', 'its held-out loss is not finite')}")
+        members.append(task.single(trial.config, own))
     return finish(config, run, trials, members)
 
 

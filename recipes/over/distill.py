@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from workbench.data.batching import Examples
 from workbench.data.held_out_split import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import (
@@ -38,7 +40,7 @@ from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
-from workbench.recipes.over import distill_classes, distill_peers
+from workbench.recipes.over import distill_peers
 from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.task import MembersAtOnce
 from workbench.recipes.tasks.sft import text_run
@@ -58,14 +60,16 @@ def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce
     if not run.resumed:
         shutil.rmtree(run.path / STUDENT, ignore_errors=True)  # of a run that failed here under another configuration
     students.make(config, source, run.home / STUDENT, weights=False, ranks=run.ranks)
-    if base.task.labelled:
-        assert source is not None, "peers and caches are for tokens"
-        scores = distill_classes.main(config, base, source, run, callback)
-    else:
-        scores = _text(config, base, source, run, callback)
+    scores: Scores = teaching(base).teach(config, base, source, run, callback)
     if isinstance(base.adapter, Full):
         shutil.rmtree(run.path / STUDENT, ignore_errors=True)  # what was trained stands in adapter/, whole
     return scores
+
+
+def teaching(config: RunConfig) -> Any:
+    """The module that teaches the task of a configuration; see `TaskFacts.students`."""
+    assert config.task.students is not None, "refused otherwise"
+    return importlib.import_module(config.task.students)
 
 
 def find_teacher(config: RunConfig) -> TeacherSource | None:
@@ -137,8 +141,22 @@ def _require_whole_vocabulary(source: TeacherSource, tokenizer: PreTrainedTokeni
         )
 
 
-def _text(config: RunConfig, base: RunConfig, source: TeacherSource | None, run: Run, callback: Callback) -> Scores:
-    """A student that predicts tokens."""
+def taught(config: RunConfig, base: RunConfig, source: TeacherSource | None, inspection: Any) -> Any:
+    """The same findings of `check` of a student of tokens, where somebody can teach it."""
+    tokenizer = backbones.tokenizer(base.model)
+    template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=text_run.read_template(base))
+    require_teachable(config, base, source, tokenizer, template, inspection.data)
+    return inspection
+
+
+def teach(config: RunConfig, base: RunConfig, source: TeacherSource | None, run: Run, callback: Callback) -> Scores:
+    """Train a student that predicts tokens; returns scores, and the teacher's, as they stand in scores.json.
+
+    Args:
+        config: The distillation's.
+        base: The same as a run of the task, with the student's backbone.
+        source: The teacher; None where a server or adapters teach, or a cache holds what was said.
+    """
     tokenizer, template, data = text_run.prepare(base, run)
     require_teachable(config, base, source, tokenizer, template, data)
     students.make(config, source, run.home / STUDENT, weights=True, callback=callback, ranks=run.ranks)

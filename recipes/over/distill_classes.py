@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,21 +23,32 @@ from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
 from workbench.evaluation import classification_scores
 from workbench.losses.class_losses import criterion
-from workbench.models import backbones
+from workbench.models import backbones, classifier
 from workbench.models.backbones import Backbone
-from workbench.models.classifier import Classifier, task
+from workbench.models.classifier import Classifier
 from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.tasks.classify import class_run
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
+from workbench.training.optim.schedules import total_steps
 from workbench.training.signal import Loss, TrainingSignal
+
+if TYPE_CHECKING:
+    from workbench.recipes.tasks.classify.class_verbs import ClassInspection
 
 Scores = dict[str, Any]
 
 
-def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, callback: Callback) -> Scores:
+def taught(config: RunConfig, base: RunConfig, source: TeacherSource, inspection: ClassInspection) -> ClassInspection:
+    """Findings of `check` with the rows that only the teacher knows."""
+    extra = prepare(config, base, source, inspection.data, classifier.reader_of_backbone(base))
+    drawn = inspection.drawn + (0 if extra is None else len(extra))
+    return replace(inspection, drawn=drawn, steps=total_steps(base, drawn))
+
+
+def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, callback: Callback) -> Scores:
     """Train a student of classes; returns scores before and after, and the teacher's, as in scores.json.
 
     Args:
@@ -68,7 +79,7 @@ def prepare(
     extra = extra and extra.graded(base.data.curriculum)
     sets = [data.train, *([] if extra is None else [extra])]
     if extra is not None:
-        preflight.require_backbone(base, sets, task(data.labels, seed=base.seed))
+        preflight.require_backbone(base, sets, classifier.task(data.labels, seed=base.seed))
     for teacher in class_distillation.class_teachers(source, config, data.labels):
         for rows in sets:
             teacher.require_columns(rows, config)
@@ -83,7 +94,7 @@ def prepare(
                 f"{base.model.id}, or pictures of another size. Take a teacher that reads rows as the student does "
                 "(pictures: write its image.size), or leave distill.match out."
             )
-        meant = task(data.labels, seed=base.seed)
+        meant = classifier.task(data.labels, seed=base.seed)
         ends = [backbones.skeleton(model, task=meant) for model in (base.model, source.model)]
         _matching(config, base, data, *ends)
     return extra

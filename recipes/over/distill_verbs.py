@@ -15,13 +15,12 @@ from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
 from workbench.distillation import students
 from workbench.errors import ConfigError
-from workbench.models import backbones, classifier
+from workbench.models import backbones
 from workbench.recipes.load import Recipe, load
-from workbench.recipes.over import distill, distill_classes
+from workbench.recipes.over import distill
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.tasks.sft.text_run import read_template
 from workbench.training.callbacks import SILENT, Callback
-from workbench.training.optim.schedules import total_steps
 
 
 def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
@@ -36,15 +35,7 @@ def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
         students.make(config, source, Path(aside) / STUDENT, weights=False)
         unprobed = base.evaluate.model_copy(update={"probe": 0})
         inspection = inspect(base.model_copy(update={"evaluate": unprobed}))
-        if base.task.labelled:
-            assert source is not None, "peers and caches are for tokens"
-            extra = distill_classes.prepare(config, base, source, inspection.data, classifier.reader_of_backbone(base))
-            drawn = inspection.drawn + (0 if extra is None else len(extra))
-            inspection = replace(inspection, drawn=drawn, steps=total_steps(base, drawn))
-        else:
-            tokenizer = backbones.tokenizer(base.model)
-            template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
-            distill.require_teachable(config, base, source, tokenizer, template, inspection.data)
+        inspection = distill.teaching(base).taught(config, base, source, inspection)
     return replace(inspection, notes=[_sentence(config), *inspection.notes])
 
 

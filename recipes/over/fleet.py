@@ -5,22 +5,20 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 
 from workbench import report
 from workbench.config import RunConfig
 from workbench.config.expansions.member_runs import Trial
-from workbench.config.yaml_text import dump_yaml
 from workbench.errors import ResumeError, WorkbenchError
 from workbench.models import backbones
-from workbench.recipes.over import fleet_board
+from workbench.recipes.over import fleet_board, member_results
 from workbench.recipes.over.fleet_bank import FleetMember, prepared
 from workbench.recipes.over.fleet_board import FleetBoard
 from workbench.recipes.over.fleet_training import FleetTraining, trials
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.single.single_run import Scores
 from workbench.recipes.task import MembersAtOnce
-from workbench.runs import files, run_directory
+from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 
@@ -40,7 +38,9 @@ def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce
     # Data first, of every member: what is wrong with that of one is known before another has trained for hours.
     unscored = [trial for trial in all_ if not board.is_over(trial)]
     with _new_ones_removed(board, unscored):
-        members = {trial.name: read(trial, opened(board.run_of(trial), trial), callback) for trial in unscored}
+        members = {
+            trial.name: read(trial, member_results.opened(board.run_of(trial), trial), callback) for trial in unscored
+        }
     if board.rest and not board.at_once:
         left = [members[trial.name].trial for trial in board.rest]
         board.at_once = at_once(config, left, callback, run.ranks)
@@ -48,11 +48,8 @@ def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce
         FleetTraining(config, board, members, callback).work()
 
     # Score what will be shipped: reload each saved adapter, do not trust the live one.
-    for name, member in members.items():
-        if run.ranks.agreed(member.run.adapter.exists()):
-            callback.say(f"Member {name}:")
-            member.single.finish()
-            member.run.note(ended=True)
+    for member in members.values():
+        member_results.finish(member.single)
     return finish(board, callback) if run.ranks.first else {}
 
 
@@ -81,17 +78,6 @@ def read(
         raise
     except WorkbenchError as error:
         raise type(error)(f"fleet.members.{trial.name}: {error}") from None
-
-
-def opened(run: Run, trial: Trial[RunConfig]) -> Run:
-    """The directory of a member as that of a run of its own."""
-    if not (run.path / "config.yaml").exists():
-        text = dump_yaml(trial.config.model_dump(mode="json"))
-        run.note(name=trial.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"), status="waiting")
-        files.write_bytes(run.path / "config.yaml", text.encode())
-    facts = {"versions": run_directory.versions(), "hardware": run_directory.hardware()}
-    run.note(git_commit=run_directory.git_commit(), **facts)
-    return run
 
 
 def finish(board: FleetBoard, callback: Callback) -> Scores:

@@ -10,8 +10,8 @@ from workbench.adapters.banks import bank_methods
 from workbench.config import RunConfig
 from workbench.config.expansions.member_runs import Trial
 from workbench.errors import ResumeError
-from workbench.recipes.over import sweep
-from workbench.runs import files
+from workbench.recipes.over import member_results
+from workbench.runs import files, score_files
 from workbench.runs.run_directory import Run
 from workbench.training.distributed.placement import Placement
 
@@ -105,7 +105,7 @@ class FleetBoard:
             data = own.manifest.get("data", {}).get("train") or {}
             rank = getattr(trial.config.adapter, "rank", None)
             more = {"rows": data.get("rows"), "rank": rank, "before": before, "after": after}
-            rows.append({**sweep.row(trial, own), **more})
+            rows.append({**member_results.row(trial, own), **more})
         return rows
 
     def scores(self) -> dict[str, dict[str, float]]:
@@ -116,8 +116,7 @@ class FleetBoard:
         for when in ("before", "after"):
             each = {name: scores[when] for name, scores in scored.items()}
             shared = [key for key in next(iter(each.values()), {}) if all(key in own for own in each.values())]
-            # Bounds of each member are none of a mean.
-            shared = [key for key in shared if not key.partition("[")[0].endswith(("_low", "_high"))]
+            shared = [key for key in shared if not score_files.is_bound(key)]  # those of each member are none of a mean
             means = {key: sum(own[key] for own in each.values()) / len(each) for key in shared}
             together[when] = means | {f"loss[{name}]": own["loss"] for name, own in each.items() if "loss" in own}
         return together

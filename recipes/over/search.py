@@ -15,7 +15,7 @@ from workbench.config import RunConfig
 from workbench.config.expansions import search_expansion
 from workbench.data.batching import Indices
 from workbench.errors import ConfigError, Stopped, TrainingError
-from workbench.recipes.over import search_board, search_checks, sweep, sweep_tasks
+from workbench.recipes.over import member_results, search_board, search_checks, sweep, sweep_tasks
 from workbench.recipes.over.search_board import Board, WaveRecord
 from workbench.recipes.over.sweep import SweepMember
 from workbench.recipes.over.sweep_tasks import SweepTask
@@ -154,7 +154,7 @@ class WaveTraining:
         """The loss of a member that trains as a run of its own."""
         run, own, share = self.board.run, entry.run, self.shares[entry.trial.number]
         self.callback.say(f"Member {entry.trial.name}:")
-        sweep.copy_missing(run, own, "before.json")  # the backbone before training is the same for all
+        member_results.copy_missing(run, own, "before.json")  # the backbone before training is the same for all
         single = self.task.single(entry.trial.config, own)
         try:
             if share == 1:
@@ -173,11 +173,11 @@ class WaveTraining:
             self.callback.say(f"{entry.trial.name} ends here; the others go on. {error}")
             return math.inf
         finally:
-            sweep.copy_missing(own, run, "before.json")
+            member_results.copy_missing(own, run, "before.json")
 
     def _at_the_end(self, entry: SweepMember) -> float:
         """The held-out loss, of all rows, of what a member would ship."""
-        row = sweep.row(entry.trial, entry.run)
+        row = member_results.row(entry.trial, entry.run)
         which = "best_held_out_loss" if self.board.config.save.ship == "best" else "held_out_loss"
         loss = entry.run.ranks.agreed(row[which])
         return math.inf if loss is None else float(loss)

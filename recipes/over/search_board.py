@@ -10,7 +10,7 @@ from typing import Any
 from workbench.config import RunConfig
 from workbench.config.expansions import search_expansion
 from workbench.config.expansions.member_runs import Trial
-from workbench.recipes.over import sweep
+from workbench.recipes.over import member_results
 from workbench.runs import files, metrics_log
 from workbench.runs.run_directory import Run
 from workbench.training.search import optuna_proposals
@@ -149,7 +149,7 @@ class Board:
         self.write(importances=shares)
 
     def _row(self, trial: Trial[RunConfig], settings: Mapping[str, Any], standing: Standing) -> dict[str, Any]:
-        row = sweep.row(trial, Run(self.run.path / "members" / trial.name, None, resumed=True))
+        row = member_results.row(trial, Run(self.run.path / "members" / trial.name, None, resumed=True))
         top = self.halving.top
         losses = [standing.get(rung) for rung in range(top + 1)]
         status = row["status"]

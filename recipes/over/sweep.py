@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from workbench import report
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.config.expansions import sweep_expansion
 from workbench.config.expansions.member_runs import Trial
 from workbench.errors import TrainingError
 from workbench.models import backbones, model_sizes
-from workbench.recipes.over import sweep_tasks
+from workbench.recipes.over import member_results, sweep_tasks
 from workbench.recipes.over.sweep_tasks import SweepBank, SweepTask
 from workbench.recipes.task import MembersAtOnce
-from workbench.runs import files, metrics_log, units
+from workbench.runs import files, units
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity
 from workbench.training.adapter_trainer import TrainTask
@@ -40,7 +40,7 @@ class SweepMember(NamedTuple):
 
 
 def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce) -> Scores:
-    """Train every member; returns scores before and after of the best, as they stand in scores.json.
+    """Train and score every member; returns scores before and after of the best, as they stand in scores.json.
 
     `seed` varies initial values and the order of rows. What is held out is the same for all members, and depends on
     the sweep's own seed.
@@ -54,25 +54,23 @@ def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce
         train_all(config, task, run, entries, callback)
     finally:
         table = write_table(config, run, trials)
-    if not placement.scores:
+    if not run.ranks.first:
         return {}
 
-    # Ship the best as its recipe would ship its only one: copied, reloaded, scored.
+    # Ship the best, which is scored as it was saved.
     if table["best"] is None:
         raise TrainingError(
             "No member has a finite held-out loss. Lower train.learning_rate, or look at the held-out rows."
         )
-    (best,) = (trial for trial in trials if trial.name == table["best"])
     world, together = placement.dealt.world, apart(config) is None
     spent = [[row["seconds"] or 0.0 for row in table["members"][rank::world]] for rank in range(world)]
     run.note(elapsed_s=max(max(seconds) if together else sum(seconds) for seconds in spent))
-    if run.ranks.first:
-        ship(run, member_run(run, best))
-    if placement.cuts_weights:  # then all score
-        run.ranks.wait()
-    callback.say(f"Shipping {best.name}, which has the lowest held-out loss of {len(trials)} members.")
-    shipped = task.single(best.config.model_copy(update={"seed": config.seed}), run)
-    return shipped.finish()
+    callback.say(f"Shipping {table['best']}, which has the lowest held-out loss of {len(trials)} members.")
+    ship(run, Run(run.path / "members" / table["best"], None, resumed=True))
+    scores = files.read_json(run.path / "scores.json")
+    run.note(status="done")
+    report.write(run.path)
+    return scores
 
 
 def member_runs(config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]]) -> list[SweepMember]:
@@ -82,24 +80,23 @@ def member_runs(config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]])
     if not run.resumed:
         shutil.rmtree(run.path / "members", ignore_errors=True)
     run.ranks.wait()  # until nothing of an earlier one is left
-    entries = [
-        SweepMember(trial, placement.own(run, f"members/{trial.name}")) for trial in placement.dealt.share(trials)
-    ]
-    for _, own in entries:
-        own.note(ended=False)
+    mine = placement.dealt.share(trials)
+    entries = [SweepMember(trial, placement.own(run, f"members/{trial.name}")) for trial in mine]
+    for trial, own in entries:
+        member_results.opened(own, trial).note(ended=False)
     run.ranks.wait()  # until nobody seems to be done who is not
     return entries
 
 
 def train_all(config: RunConfig, task: SweepTask, run: Run, entries: Sequence[SweepMember], callback: Callback) -> None:
-    """Train the members of this process, and wait for those of the others.
+    """Train and score the members of this process, and wait for those of the others.
 
     Raises:
         TrainingError: Every member of a run of one process failed; this is the first one's.
     """
     train(task, run, entries, callback, apart(config))
-    for _, own in entries:
-        own.note(ended=True)
+    for entry in entries:
+        score(task, run, entry)
     trials = sweep_expansion.trials(config)
     data_parallel.wait_for_ranks(
         lambda: all(member_run(run, trial).manifest.get("ended") for trial in trials), callback
@@ -213,7 +210,7 @@ def one_after_another(task: SweepTask, run: Run, entries: Sequence[SweepMember],
         callback.say(f"Member {trial.name}:")
         shared = trial.config.data.fold.of is None
         if shared:
-            copy_missing(run, own, "before.json")  # the backbone before training is the same for all
+            member_results.copy_missing(run, own, "before.json")  # the backbone before training is the same for all
         try:
             task.single(trial.config, own).train()
         except TrainingError as error:
@@ -221,28 +218,48 @@ def one_after_another(task: SweepTask, run: Run, entries: Sequence[SweepMember],
             own.note(status="failed", reason=str(error))
             callback.say(f"{trial.name} ends here; the others go on. {error}")
         if shared:
-            copy_missing(own, run, "before.json")
+            member_results.copy_missing(own, run, "before.json")
     if len(errors) == len(entries):
         raise errors[0]
     run.note(peak_bytes=max(own.manifest.get("peak_bytes", 0) for _, own in entries))
 
 
+def score(task: SweepTask, run: Run, entry: SweepMember) -> None:
+    """Score what a member saved, as its run alone would; one whose held-out loss is not finite has no scores."""
+    trial, own = entry
+    if own.ranks.agreed(shipped_loss(member_results.row(trial, own), trial.config) is not None):
+        if not task.folds:
+            member_results.copy_missing(run, own, "before.json")
+        member_results.finish(task.single(trial.config, own))
+    own.note(ended=True)
+
+
+def shipped_loss(row: Mapping[str, Any], config: RunConfig) -> float | None:
+    """Held-out loss of what a member would ship; None where it is not done, or the loss is not finite."""
+    loss: float | None = row["best_held_out_loss" if config.save.ship == "best" else "held_out_loss"]
+    return loss if row["status"] == "done" else None
+
+
 def write_table(config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]]) -> dict[str, Any]:
-    """sweep.json: what came of each member so far, and which is the best of those that are done."""
-    rows = [row(trial, member_run(run, trial)) for trial in trials]
-    loss = "best_held_out_loss" if config.save.ship == "best" else "held_out_loss"
-    done = [row for row in rows if row["status"] == "done" and row[loss] is not None]
-    best = min(done, key=lambda row: float(row[loss]))["member"] if done else None
-    table = {"best": best, "ship": config.save.ship, "members": rows}
+    """sweep.json: what came of each member so far, its scores, and which is the best of those that are done."""
+    rows = [member_results.row(trial, member_run(run, trial)) for trial in trials]
+    for row in rows:
+        scores = files.read_json(run.home / "members" / row["member"] / "scores.json")
+        row["scores"] = {split: scores[split] for split in ("after", "test") if split in scores}
+    losses = {row["member"]: loss for row in rows if (loss := shipped_loss(row, config)) is not None}
+    best = min(losses, key=lambda member: losses[member]) if losses else None
+    table = {"best": best, "ship": config.save.ship, "members": rows, "over_seeds": member_results.over_seeds(rows)}
     files.write_json(run.path / "sweep.json", table)
     return table
 
 
 def ship(run: Run, best: Run) -> None:
-    """Give the sweep's run the adapter of its best member, and what is known about its training."""
+    """Give the sweep's run the adapter of its best member, and all that is known about its training."""
     with files.new_folder(run.adapter) as aside:
         shutil.copytree(best.adapter, aside, dirs_exist_ok=True)
-    files.write_bytes(run.path / "metrics.jsonl", (best.path / "metrics.jsonl").read_bytes())
+    for path in best.path.iterdir():
+        if path.is_file() and path.name not in ("config.yaml", "manifest.json"):
+            files.write_bytes(run.path / path.name, path.read_bytes())
     run.note(model=best.manifest["model"], batch=best.manifest["batch"])
 
 
@@ -265,30 +282,3 @@ def _memory(trained: Sequence[int]) -> str:
 def member_run(run: Run, trial: Trial[RunConfig]) -> Run:
     """A member as it stands in the run's directory, whoever trains it."""
     return Run(run.home / "members" / trial.name, None, resumed=True)
-
-
-def row(trial: Trial[RunConfig], own: Run) -> dict[str, Any]:
-    """A member so far, as its table shows it."""
-    lines, done = metrics_log.read(own.path), own.adapter.exists()
-    failure = own.manifest.get("reason") if not done and own.manifest.get("status") == "failed" else None
-    held_out = [(line["held_out_loss"], line["step"]) for line in lines if "held_out_loss" in line]
-    lowest = min((pair for pair in held_out if math.isfinite(pair[0])), default=(None, None))
-    running = "training" if lines else "waiting"
-    return {
-        "member": trial.name,
-        "settings": trial.settings,
-        "status": "failed" if failure else "done" if done else running,
-        "steps": len(lines),
-        "held_out_loss": held_out[-1][0] if held_out and math.isfinite(held_out[-1][0]) else None,
-        "best_held_out_loss": lowest[0],
-        "best_step": lowest[1],
-        "seconds": lines[-1]["elapsed_s"] if lines else None,
-        "trainable": own.manifest.get("model", {}).get("trainable"),
-        "reason": failure,
-    }
-
-
-def copy_missing(source: Run, target: Run, name: str) -> None:
-    """Copy a file of a run directory where the other one has none."""
-    if (source.path / name).exists() and not (target.path / name).exists():
-        files.write_bytes(target.path / name, (source.path / name).read_bytes())

@@ -89,7 +89,7 @@ def scores(
     """
     chance_N = np.zeros(len(rows))
     count = max(config.batch.size, round(config.data.select.warm_up * len(rows)))
-    drawn = np.sort(selection.gumbel_order(chance_N, seed=config.seed)[:count])
+    drawn = np.sort(selection.gumbel_order(chance_N, seed=config.rows_seed)[:count])
     warm_up, ranks = run.child(FOLDER), run.ranks
     single = begin(warm_up_config(config), warm_up, Unseen(callback), rows.subset(drawn), target)
     _, trainer = single.begun(single.backbone())

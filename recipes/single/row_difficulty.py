@@ -44,7 +44,7 @@ def graded(rows: TokenizedSet, config: RunConfig, *, measure: Measure | None = N
         return rows
     if curriculum.by != "perplexity":
         return replace(rows, difficulty=row_order.row_difficulty(curriculum, raw_rows(rows, config.data)))
-    found_N = row_order.random_difficulty(len(rows), seed=config.seed) if measure is None else measure(rows)
+    found_N = row_order.random_difficulty(len(rows), seed=config.rows_seed) if measure is None else measure(rows)
     return replace(rows, difficulty=found_N)
 
 
@@ -79,7 +79,9 @@ def probed(rows: LabelledSet, config: RunConfig, run: Run, callback: Callback, r
         callback.say(f"Linear probes of the frozen backbone order {len(rows):,} rows by their loss ...")
         if run.ranks.first:
             (features_ND,) = cached_features(config.model, reader, [rows.inputs])
-            _write(run, list(rows.places()), probe_losses(features_ND, rows.targets_NC.argmax(1), seed=config.seed))
+            _write(
+                run, list(rows.places()), probe_losses(features_ND, rows.targets_NC.argmax(1), seed=config.rows_seed)
+            )
         run.ranks.wait()
     return replace(rows, difficulty=_known(run))
 

@@ -22,7 +22,7 @@ def local(config: RunConfig, ranks: Ranks = ALONE, say: Callable[[str], None] = 
         return config
     counts = streaming_checks.rows(config)
     own = data.training_files
-    streams = {name: RowStream(own[name].train, counts[name], data.streaming.share, config.seed) for name in own}
+    streams = {name: RowStream(own[name].train, counts[name], data.streaming.share, config.rows_seed) for name in own}
     here = {name: str(streaming.take(stream, say)) for name, stream in streams.items()} if ranks.first else {}
     paths = ranks.agreed(here)
     changes: dict[str, object] = {"streaming": StreamingConfig()}

@@ -83,7 +83,7 @@ def _table(used: dict[str, list[list[measuring.Usage]]]) -> str:
 
 def _change(arguments: argparse.Namespace) -> None:
     from workbench.recipes.load import load
-    from workbench.recipes.over import fleet, fleet_training
+    from workbench.recipes.over import fleet, fleet_training, member_results
     from workbench.recipes.over.fleet_board import FleetBoard
     from workbench.runs import run_directory
     from workbench.training.callbacks import Silent
@@ -92,7 +92,9 @@ def _change(arguments: argparse.Namespace) -> None:
     run = run_directory.start(arguments.out / f"change-{time.time_ns()}", config, resume=False)
     trials = fleet_training.trials(config)
     board = FleetBoard.of(run, trials, arguments.users - 1)
-    members = {trial.name: fleet.read(trial, fleet.opened(board.run_of(trial), trial), Silent()) for trial in trials}
+    members = {
+        trial.name: fleet.read(trial, member_results.opened(board.run_of(trial), trial), Silent()) for trial in trials
+    }
     training = fleet_training.FleetTraining(config, board, members, Silent())
     training.trainer.prepare()
     began, wall = time.process_time(), time.perf_counter()

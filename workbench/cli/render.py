@@ -206,7 +206,7 @@ def _fleet(run: Path) -> None:
 
 
 def _swept(run: Path) -> None:
-    """The settings of a sweep, with mean and spread over seeds."""
+    """The settings of a sweep with mean and spread over seeds, of the held-out loss and of every score."""
     from workbench.report import sweep_sections
 
     if (swept := sweep_sections.read_sweep(run)) is not None:
@@ -214,6 +214,10 @@ def _swept(run: Path) -> None:
         styles = ["bold green" if each.ships else None for each in swept.settings]
         title, right = "Held-out loss by setting, over seeds", range(len(swept.columns))
         OUT.print(table(swept.columns, rows, right=right, title=title, framed=True, styles=styles))
+        if swept.seeded:
+            columns = [name.rpartition(".")[2] for name in swept.score_columns]
+            title, right = "Scores of what was saved, over seeds", range(len(columns) - 4, len(columns))
+            OUT.print(table(columns, swept.scores, right=right, title=title, framed=True))
         _lines(*swept.notes)
 
 

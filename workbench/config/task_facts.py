@@ -96,8 +96,9 @@ class TaskFacts:
     """Whether several adapters train together over one backbone (`Task.bank`)."""
     fleets: bool = False
     """Whether members with rows of their own train together."""
-    students: bool = False
-    """Whether it can be learnt from a teacher (`distill`)."""
+    students: str | None = None
+    """Module of recipe `distill` for it: `taught` looks at a student's rows and its teacher, `teach` trains it. None:
+    nobody can teach it."""
     one_device_scores: str | None = None
     """Why a finished run is scored on one device; None where several score it together."""
 

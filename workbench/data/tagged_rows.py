@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint, read_columns, read_csv, read_rows
-from workbench.errors import BackboneError, DataError
+from workbench.errors import BackboneError, DataError, FileError
+from workbench.runs import files
 from workbench.schema import did_you_mean
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ Scheme = Literal["IOB1", "IOB2", "BILOU", "plain"]
 """How tags mark entities. IOBES and BMES are read as BILOU: other letters for the same. `plain`: tags mark none."""
 SpanRule = Literal["conlleval", "IOB2", "BILOU", "IOBES"]  # which tags make an entity; see `spans_of`
 
+TAGS = "tags.json"
+"""In a folder that a run ships: the tags by their labels, and whether they mark entities."""
 OUTSIDE = "O"
 IGNORED = -100  # label of a token that carries no loss
 TOKEN_COLUMNS = ("tokens", "words")
@@ -154,9 +157,9 @@ def read(
     return TaggedRows(source, fingerprint(source), rows, found, tuple(skipped))
 
 
-def text_row(text: str) -> TaggedRow:
+def text_row(text: str, *, place: str = "text") -> TaggedRow:
     """A text without tags, such as one to predict."""
-    return _row(RawRow("text", {"text": text}), {}, (), "plain", labelled=False)
+    return _row(RawRow(place, {"text": text}), {}, (), "plain", labelled=False)
 
 
 def _read_tsv(path: Path) -> Iterator[RawRow]:
@@ -488,6 +491,19 @@ class TagSet:
             found = f"all of them are `{names[0]}`" if names else "there are none"
             raise DataError(f"the training rows need two different tags, but {found}. Add rows with other tags.")
         return cls(names, scheme != "plain")
+
+    @classmethod
+    def read(cls, folder: Path) -> TagSet:
+        """The tags of a model that was saved in `folder`."""
+        fields = files.read_json(folder / TAGS)
+        try:
+            return cls(tuple(fields["names"]), bool(fields["entities"]))
+        except (KeyError, TypeError) as error:
+            raise FileError(f"{folder}/{TAGS}: damaged ({error}). Restore it, or train again.") from None
+
+    def write(self, folder: Path) -> None:
+        """Write the tags into the folder of their model."""
+        files.write_json(folder / TAGS, {"names": self.names, "entities": self.entities})
 
     @property
     def types(self) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ from workbench.losses.class_losses import Objective, squared_error
 from workbench.losses.divergences import log_probs, scaled
 from workbench.models import backbones, classifier, exported
 from workbench.models.classifier import Classifier
-from workbench.runs import files, run_directory
+from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
@@ -146,7 +146,7 @@ def load_one(source: TeacherSource, student: RunConfig, labels: Labels) -> Class
     """The one model that teaches, loaded."""
     if source.run is None:
         return _stock(source, _stock_labels(source, labels.kind), student)
-    return classifier.load(source.run, _config(source, source.run))
+    return classifier.load(source.run, source.config_of(source.run))
 
 
 def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> list[ClassTeacher]:
@@ -159,7 +159,7 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
         return [ClassTeacher(source.name, meant, config, source.reader(config), predict)]
     teachers = []
     for run in [folder.parent for folder in source.adapters] or [source.run]:
-        config = _config(source, run)
+        config = source.config_of(run)
         if not config.task.labelled or config.over is not None:
             raise ConfigError(
                 f"distill.teacher.id={run}: a run of recipe {config.recipe} says nothing of classes. Write one of "
@@ -174,21 +174,13 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
 
 def _crossval(source: TeacherSource) -> ClassTeacher:
     assert source.run is not None
-    run, config = source.run, _config(source, source.run)
+    run, config = source.run, source.config_of(source.run)
     context = prediction.fold_context(run, config)
 
     def predict(rows: LabelledSet) -> Floats:
         return classification_scores.outputs_of_values(context.labels, prediction.decided(run, context, rows))
 
     return ClassTeacher(source.name, context.labels, config, context.reader, predict)
-
-
-def _config(source: TeacherSource, run: Path) -> RunConfig:
-    """Configuration of the run at `run`, its backbone stored as distill.teacher asks."""
-    own = run == source.run and source.config is not None
-    run_config = source.config if own else run_directory.shipped_config(run, source.trusted)
-    assert run_config is not None
-    return run_config.model_copy(update={"model": source.model})
 
 
 def _predict(load: Callable[[], Classifier], rows: LabelledSet) -> Floats:

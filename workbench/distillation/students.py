@@ -19,6 +19,7 @@ from workbench.config.expansions.distill_expansion import makes_student
 from workbench.config.model_heads import ModelHead
 from workbench.config.sections.distill_config import TEACHER, StudentConfig
 from workbench.data.images.picture_reader import PROCESSOR
+from workbench.data.tagged_rows import TagSet
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
 from workbench.models import backbones, classifier
@@ -114,8 +115,11 @@ def make(
     ranks.wait()
 
 
-_WITH_CLASSES = ("ForSequenceClassification", "ForImageClassification")
-"""How architectures are called whose checkpoints have a classification head."""
+_WITH_CLASSES = {
+    "classes": ("ForSequenceClassification", "ForImageClassification"),
+    "tokens": ("ForTokenClassification",),
+}
+"""How architectures are called whose checkpoints have a classification head, of rows or of tokens."""
 
 
 def _of_backbone(config: RunConfig, model: ModelConfig) -> _Origin:
@@ -123,9 +127,11 @@ def _of_backbone(config: RunConfig, model: ModelConfig) -> _Origin:
     stored = str(hub.dtype or torch.float32).removeprefix("torch.")
     precision = stored if stored in DTYPES else "float32"
     plain = model.model_copy(update={"weights": precision, "compute": precision, "new_tokens": ()})
-    task = ModelHead("classes", seed=config.seed) if config.task.labelled else model_heads.of(config)
-    headed = task.head != "classes" or any(name.endswith(_WITH_CLASSES) for name in hub.architectures or ())
-    return _Origin(model.id, plain, None if config.reads_pictures else backbones.tokenizer(plain), task, headed)
+    endings = _WITH_CLASSES.get(config.task.head)
+    task = model_heads.of(config) if endings is None else ModelHead(config.task.head, seed=config.seed)
+    headed = endings is None or any(name.endswith(endings) for name in hub.architectures or ())
+    tokenizer = None if config.reads_pictures else backbones.tokenizer(plain)
+    return _Origin(model.id, plain, tokenizer, task, headed)
 
 
 def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
@@ -151,6 +157,8 @@ def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
     (adapter,) = source.adapters
     if trained.task.labelled:
         task = classifier.task(classifier.read_labels(adapter), seed=config.seed)
+    elif trained.task.head == "tokens":
+        task = ModelHead("tokens", TagSet.read(adapter).names, config.seed)
     else:
         task = model_heads.of(trained)
     return replace(origin, task=task, headed=True, adapter=adapter, method=trained.adapter)

@@ -60,6 +60,13 @@ class TeacherSource:
         with self.named_in_errors():
             return backbones.hub_config(self.model)
 
+    def config_of(self, run: Path) -> RunConfig:
+        """The configuration of one of its runs, the backbone stored as `distill.teacher` asks."""
+        own = run == self.run and self.config is not None
+        run_config = self.config if own else run_directory.shipped_config(run, self.trusted)
+        assert run_config is not None
+        return run_config.model_copy(update={"model": self.model})
+
     def no_packing(self, *, longest: int) -> str | None:
         """Why the teacher cannot read packed rows of up to `longest` tokens; None where it can."""
         for folder in self.adapters:

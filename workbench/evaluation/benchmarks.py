@@ -63,7 +63,7 @@ class Paired:
         same = [key for key in self.after.documents if key in self.before.documents]
         if len(same) < 2 or len(same) != len(self.before.documents):
             return None
-        return comparison.mean_difference_interval(
+        return comparison.mean_interval(
             np.array([self.after.documents[key] - self.before.documents[key] for key in same])
         )
 

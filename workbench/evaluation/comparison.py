@@ -64,11 +64,11 @@ def compare(first: pd.DataFrame, second: pd.DataFrame) -> list[PairedScore]:
     return [paired(name, ours.loc[same, name].to_numpy(), theirs.loc[same, name].to_numpy()) for name in names]
 
 
-def mean_difference_interval(difference_S: Floats) -> tuple[float, float] | None:
-    """Student's 95 % interval of a mean difference; None below two rows, or where all differences are equal."""
-    count = len(difference_S)
-    error = float(difference_S.std(ddof=1)) / count**0.5 if count > 1 else 0.0
-    return t_test(float(difference_S.mean()) if count else 0.0, error, count)[0]
+def mean_interval(value_S: Floats) -> tuple[float, float] | None:
+    """Student's 95 % interval of a mean, such as of differences; None below two values, or where all are equal."""
+    count = len(value_S)
+    error = float(value_S.std(ddof=1)) / count**0.5 if count > 1 else 0.0
+    return t_test(float(value_S.mean()) if count else 0.0, error, count)[0]
 
 
 def t_test(difference: float, error: float, count: int) -> tuple[tuple[float, float] | None, float | None]:
@@ -84,7 +84,7 @@ def t_test(difference: float, error: float, count: int) -> tuple[tuple[float, fl
 def paired(name: str, first_S: Floats, second_S: Floats) -> PairedScore:
     """A score `name` of two models over rows that both have; p as `compare` says."""
     difference_S, p = second_S - first_S, None
-    bounds = mean_difference_interval(difference_S)
+    bounds = mean_interval(difference_S)
     if bounds is not None:
         from scipy import stats
 
@@ -158,7 +158,7 @@ def win_rate_interval(win_S: Floats) -> tuple[float, float]:
     Wilson's where there are wins and losses alone, or where all prompts end alike; else Student's of the mean over
     prompts, clipped to 0 and 1.
     """
-    shares = mean_difference_interval(win_S)
+    shares = mean_interval(win_S)
     if np.isin(win_S, (0, 1)).all() or shares is None:
         wilson = metrics.accuracy_interval(float(win_S.sum()), len(win_S))
         return wilson.low, wilson.high

@@ -23,7 +23,7 @@ from workbench.evaluation import metrics
 from workbench.evaluation.forward_passes import ModelResults, over_rows
 from workbench.evaluation.metrics import Interval
 from workbench.models.reward_model import RewardModel
-from workbench.runs import units
+from workbench.runs import score_files, units
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -169,7 +169,7 @@ def step_baseline(train: StepSet, rows: StepSet) -> dict[str, float]:
     """Scores of the mean label of the training steps as the probability of every step; a fresh head is no baseline."""
     share = float(np.clip(train.labels.mean(), 1e-6, 1 - 1e-6))
     scores = step_scores_by_set(rows, np.full(len(rows.labels), special.logit(share)))
-    return {name: value for name, value in scores.items() if not name.partition("[")[0].endswith(("_low", "_high"))}
+    return {name: value for name, value in scores.items() if not score_files.is_bound(name)}
 
 
 def first_wrong(rows: StepSet, wrong_S: Bools) -> Indices:

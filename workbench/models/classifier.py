@@ -186,7 +186,7 @@ def _picture_reader(config: RunConfig, hub: PretrainedConfig, known: SavedFormat
         config.image,
         config.duplicates,
         patch=patch if isinstance(patch, int) else CONVOLUTIONS,
-        seed=config.seed,
+        seed=config.rows_seed,
         epochs=epochs,
         statistics=known.statistics,
         training=partial(_training_records, config),

@@ -28,7 +28,7 @@ from workbench.report import (
 )
 from workbench.report.rendering import render
 from workbench.report.run_record import RunRecord
-from workbench.runs import files, units
+from workbench.runs import files, score_files, units
 
 _T = TypeVar("_T")
 SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
@@ -188,7 +188,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     loss = {"loss": (f"Loss, {run.unit}", "low")}
     known = SCORES if own is None else {**loss, **own, **loss}
     measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)
-    shown = [name for name in measured if not name.partition("[")[0].endswith(("_low", "_high"))]
+    shown = [name for name in measured if not score_files.is_bound(name)]
     order = {score: place for place, score in enumerate(known)}
     rows = []
     for name in sorted(shown, key=lambda name: order.get(name, order.get(name.partition("[")[0], len(order)))):

@@ -21,6 +21,8 @@ from workbench.report.run_record import RunRecord
 from workbench.runs import files, units
 
 SEED = "seed"
+SCORED = {"after": "held-out", "test": "test"}
+"""Scored rows by their key in scores.json."""
 FLEET_COLUMNS = ("member", "rows", "rank", "trained", "steps", "loss before", "after", "time", "status")
 
 
@@ -69,6 +71,11 @@ class SweepTable(NamedTuple):
     """Which of the members the run ships."""
     notes: tuple[str, ...]
     """Reasons why the best member may be less good than it looks."""
+    score_columns: tuple[str, ...]
+    scores: tuple[tuple[str, ...], ...]
+    """One row for each setting, rows that are scored, and score: its mean over seeds, and how far seeds differ."""
+    seeded: bool
+    """Whether members differ in their seed."""
 
 
 class MemberTable(NamedTuple):
@@ -128,7 +135,20 @@ def read_sweep(folder: Path) -> SweepTable | None:
         ),
         shipped=_shipped(rows, table),
         notes=tuple(_sweep_notes(rows, settings, files.read_json(folder / "scores.json"), table)),
+        score_columns=(*keys, "rows", "score", "mean", "sd", "95 %", "seeds"),
+        scores=tuple(
+            (*map(shown, group["settings"].values()), SCORED[split], name, *_over_seeds(each))
+            for group in table.get("over_seeds", ())
+            for split, scores in group["scores"].items()
+            for name, each in scores.items()
+        ),
+        seeded=SEED in rows[0]["settings"],
     )
+
+
+def _over_seeds(score: Mapping[str, Any]) -> tuple[str, ...]:
+    interval = "" if score["low"] is None else f"{units.number(score['low'])} to {units.number(score['high'])}"
+    return units.number(score["mean"]), units.number(score["sd"]), interval or units.NOTHING, str(score["seeds"])
 
 
 def _shipped(rows: Sequence[Mapping[str, Any]], table: Mapping[str, Any]) -> int | None:

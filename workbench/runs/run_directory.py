@@ -241,7 +241,7 @@ def whole(path: Path) -> Path:
 
 def fold_members(path: Path) -> list[Path]:
     """The run directories of the folds of a cross-validation, each with an adapter; else the run directory itself."""
-    members = sorted((path / "members").glob("repeat-*/config.yaml"), key=lambda each: (len(str(each)), str(each)))
+    members = sorted((path / "members").glob("repeat-*/adapter"), key=lambda each: (len(str(each)), str(each)))
     return [each.parent for each in members] or [path]
 
 

@@ -15,6 +15,11 @@ NAMED = ("against", "by", "prompts")
 """Values that identify a contest: the other run, what judged, and the files of prompts."""
 
 
+def is_bound(name: str) -> bool:
+    """Whether a score is a bound of the 95 % interval of another one."""
+    return name.partition("[")[0].endswith(("_low", "_high"))
+
+
 def read_tasks(run: Path) -> dict[str, Any]:
     """The tasks that a run was asked: `shots`, `limit` and `rows`; empty where it was asked none."""
     asked = files.read_json(run / SCORES).get(TASKS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from workbench.config import RunConfig
 from workbench.data.labelled import labelled_data
@@ -16,7 +17,7 @@ from workbench.data.labelled.records import NamedColumns, RowReader
 from workbench.data.rows import RawRow
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import classification_scores
-from workbench.evaluation.serving.served_models import Classified, ClassModel, Turns
+from workbench.evaluation.serving.served_models import ClassModel, Turns
 from workbench.models import classifier
 
 Row = str | dict[str, str]
@@ -58,18 +59,19 @@ def _outputs(model: classifier.Classifier) -> Callable[[LabelledSet], Floats]:
 
 def _classifying(
     reader: RowReader, labels: Labels, values: Callable[[LabelledSet], Floats]
-) -> Callable[[Sequence[Row]], list[Classified]]:
-    """Predicts rows of a request.
+) -> Callable[[Sequence[Row]], list[dict[str, Any]]]:
+    """Predicts rows of a request: the name of a class, several of them, or a number, and the probability of each class.
 
     Args:
         values: Probabilities of the classes (N, C), or numbers, of rows.
     """
 
-    def classify(rows: Sequence[Row]) -> list[Classified]:
+    def classify(rows: Sequence[Row]) -> list[dict[str, Any]]:
         named = [_named(row, reader.columns, place) for place, row in enumerate(rows, start=1)]
         encoded = labelled_data.encode(reader.reread("the request", "", named), reader, labels)
         values_NC = values(encoded)
-        return [Classified(*each) for each in zip(labels.predicted(values_NC), values_NC.tolist(), strict=True)]
+        pairs = zip(labels.predicted(values_NC), values_NC.tolist(), strict=True)
+        return [{"label": label, "probs": values_C, "num_classes": len(values_C)} for label, values_C in pairs]
 
     return classify
 

@@ -24,6 +24,6 @@ FACTS = register(
         grows=True,
         banked=True,
         fleets=True,
-        students=True,
+        students="workbench.recipes.over.distill",
     )
 )

@@ -33,7 +33,9 @@ FACTS = register(
         averages=lambda config: True,
         banked=True,
         fleets=True,
+        students="workbench.recipes.over.distill_tags",
         own_choice=True,
+        serves=True,
         section=TagConfig,
         refuses={
             **dict.fromkeys(

@@ -28,7 +28,7 @@ from workbench.data.folds import held_fold
 from workbench.data.folds.held_fold import FoldRow
 from workbench.data.held_out_split import Splits, hold_out, without_overlap
 from workbench.data.tagged_rows import EncodedTags, TagEncoder, TaggedRow, TaggedRows, TagSet
-from workbench.errors import DataError, FileError
+from workbench.errors import DataError
 from workbench.evaluation.forward_passes import ModelResults, over_rows
 from workbench.evaluation.perplexity import Agreement
 from workbench.models import backbones, exported
@@ -48,10 +48,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.data.text.quality.survey import SourceRows
+    from workbench.evaluation.serving.served_models import ServedModel
     from workbench.recipes.inspection import Inspection
-
-TAGS = "tags.json"
-"""In a folder that a run ships: the tags by their labels, and whether they mark entities."""
 
 
 # Rows
@@ -219,10 +217,10 @@ def _held_out(source: _Source, config: RunConfig) -> tuple[_Source, _Source]:
     if fold.of is not None:
         pairs = zip(source.records, strata, strict=True)
         rows = [FoldRow(each.place, each.key, each.key, types) for each, types in pairs]
-        part = held_fold.split(fold, rows, source=config.data.train, seed=config.seed)
+        part = held_fold.split(fold, rows, source=config.data.train, seed=config.rows_seed)
         return source.subset(part.train_N), source.subset(part.validation_N)
     assert share is not None
-    held_N = hold_out(strata, groups=(each.key for each in source.records), share=share, seed=config.seed)
+    held_N = hold_out(strata, groups=(each.key for each in source.records), share=share, seed=config.rows_seed)
     if not held_N.any():
         raise DataError(
             f"{source.name}: {len(source.rows)} row(s) are too few to hold out a share of {share}. Give more rows, or "
@@ -281,19 +279,14 @@ class Tagger:
     def save(self, folder: Path) -> None:
         """Write what belongs beside the weights: the tokenizer and the tags."""
         self.tokenizer.save_pretrained(folder)
-        files.write_json(folder / TAGS, {"names": self.tags.names, "entities": self.tags.entities})
+        self.tags.write(folder)
 
 
 def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Tagger:
     """The tagger that the run at `run` shipped, in evaluation mode."""
     folder = run / "adapter"
-    exported.require_saved(run, config, TAGS, "tokenizer.json")
-    fields = files.read_json(folder / TAGS)
-    try:
-        tags = TagSet(tuple(fields["names"]), bool(fields["entities"]))
-    except (KeyError, TypeError) as error:
-        raise FileError(f"{folder}/{TAGS}: damaged ({error}). Restore it, or train again.") from None
-    tokenizer = exported.load_tokenizer(run, config)
+    exported.require_saved(run, config, tagged_rows.TAGS, "tokenizer.json")
+    tags, tokenizer = TagSet.read(folder), exported.load_tokenizer(run, config)
     head = head_of(tags, seed=config.seed)
     backbone = exported.load_backbone(config, folder, tokenizer, task=head, waiting=waiting).model
     model = backbone if isinstance(config.adapter, Full) else adapters.load(backbone, folder)
@@ -550,6 +543,24 @@ class TagTask(Task):
         if "entities" not in table:
             return entity_scores.tag_scores(true, found)
         return entity_scores.scores(true, found, rule="IOB2" if config.section(TagConfig).strict else "conlleval")
+
+    def serve(self, run: Path, config: RunConfig, name: str, created: int, *, queue: int) -> ServedModel:
+        from workbench.evaluation.serving.served_models import ClassModel, Turns
+
+        tagger = load(run, config)
+        encoder = TagEncoder(tagger.tokenizer, None, max_tokens=config.data.max_tokens)
+
+        def tag(asked: Sequence[str | dict[str, str]]) -> list[dict[str, Any]]:
+            if not all(isinstance(each, str) or set(each) == {"text"} for each in asked):
+                raise DataError("expected texts, or objects with `text`.")
+            texts = [each if isinstance(each, str) else each["text"] for each in asked]
+            read = tuple(tagged_rows.text_row(each, place=f"input {n}") for n, each in enumerate(texts, start=1))
+            rows = TaggedSet(read, tuple(encoder.encode(read)), "the request", "")
+            p_RWC = predicted(tagger, rows, tagger.probabilities(rows))
+            said: list[dict[str, Any]] = predictions(tagger, read, p_RWC, labelled=False).to_dict("records")
+            return said
+
+        return ClassModel(name, config.model.id, created, Turns(queue), tag, tagger.tags.names)
 
     def outputs(self, run: Path, config: RunConfig) -> TagReference:
         tagger = load(run, config)

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+from scipy import stats
 
 import workbench
 from tests.conftest import MINILM, save_tiny, write_questions
@@ -21,10 +24,10 @@ from workbench.errors import ConfigError, Stopped, TrainingError
 from workbench.recipes.load import load
 from workbench.recipes.verbs.check import check
 from workbench.recipes.verbs.evaluate import evaluate
-from workbench.recipes.verbs.generate import generate
+from workbench.recipes.verbs.generate import generate, predict
 from workbench.recipes.verbs.merge import merge
 from workbench.report import sweep_sections
-from workbench.runs import run_directory
+from workbench.runs import run_directory, score_files, units
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -34,15 +37,15 @@ RATES, SEEDS = (1e-3, 2e-2), (0, 1)
 
 @pytest.fixture(scope="module")
 def sections(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> dict[str, Any]:
-    """A short sweep on stories260K, whose held-out rows stand in a file: so they are those of any seed."""
+    """A short sweep on stories260K, whose held-out rows are a share: so they depend on the seed of a run."""
     folder = tmp_path_factory.mktemp("data")
-    train = write_questions(folder / "train.jsonl", [f"{n + 1}" + " it is" * (n % 7) for n in range(60)])
-    held_out = write_questions(folder / "held_out.jsonl", [f"It is {n + 1}, surely." for n in range(9)])
+    train = write_questions(folder / "train.jsonl", [f"{n + 1}" + " it is" * (n % 7) for n in range(69)])
+    test = write_questions(folder / "test.jsonl", [f"It is {n + 1}, surely." for n in range(9)])
     return {
         "recipe": "sweep",
         "model": {"id": short_stories, "weights": "float32", "compute": "float32"},
         "adapter": {"method": "lora", "rank": 4, "alpha": 8},
-        "data": {"train": str(train), "held_out": str(held_out), "overlap": "drop"},
+        "data": {"train": str(train), "held_out": 0.13, "test": str(test), "overlap": "drop"},
         "batch": {"size": 6},
         "train": {"steps": 4},
         "evaluate": {"every": 2, "answers": 3, "max_new_tokens": 4},
@@ -78,14 +81,56 @@ def rows(path: Path) -> dict[str, dict[str, Any]]:
 def test_members_equal_runs_of_their_own(swept: Path, sections: dict[str, Any], tmp_path: Path) -> None:
     found = rows(swept)
     assert list(found) == [f"learning_rate={rate:g},seed={seed}" for rate in RATES for seed in SEEDS]
-    train = {**sections["train"], "learning_rate": RATES[1]}
-    wanted = held_out(run(sections, tmp_path / "alone", recipe="sft", sweep={}, train=train, seed=1))
-    assert held_out(swept / "members" / "learning_rate=0.02,seed=1") == pytest.approx(wanted, rel=1e-4)
+    member = swept / "members" / "learning_rate=0.02,seed=1"
+    train, data = {**sections["train"], "learning_rate": RATES[1]}, {**sections["data"], "seed": 0}
+    alone = run(sections, tmp_path / "alone", recipe="sft", sweep={}, train=train, seed=1, data=data)
+    assert run_directory.read_config(alone) == run_directory.read_config(member)
+    wanted = held_out(alone)
+    assert held_out(member) == pytest.approx(wanted, rel=1e-4)
+    for split, scores in read_scores(alone).items():
+        assert read_scores(member)[split] == pytest.approx(scores, rel=1e-3), split
     row = found["learning_rate=0.02,seed=1"]
     assert (row["status"], row["settings"]) == ("done", {"train.learning_rate": RATES[1], "seed": 1})
     assert (row["held_out_loss"], row["best_held_out_loss"]) == pytest.approx((wanted[-1], min(wanted)), rel=1e-4)
     assert (row["steps"], row["best_step"]) == (4, 2 + 2 * wanted.index(min(wanted)))
     assert len({row["held_out_loss"] for row in found.values()}) == 4
+
+
+def test_each_member_is_a_run_directory(swept: Path, tmp_path: Path) -> None:
+    for member, row in rows(swept).items():
+        own = swept / "members" / member
+        scores = read_scores(own)
+        assert row["scores"] == {split: scores[split] for split in ("after", "test")}
+        assert evaluate(own, ["data.test=null"]) == scores["after"] and evaluate(own, []) == scores["test"]
+        assert scores["before"] == read_scores(swept)["before"]
+        assert len(pd.read_parquet(own / "predictions.parquet")) == 3
+    own = swept / "members" / "learning_rate=0.02,seed=1"
+    questions = write_questions(tmp_path / "asked.jsonl", ["It is 4."])
+    predict(own, str(questions), out=tmp_path / "answers.csv", max_new_tokens=2)
+    assert merge(own, out=tmp_path / "merged", weights="float32").agreement.sentence
+
+
+def test_scores_are_summed_up_over_seeds(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By numpy and scipy, from the members' own files."""
+    summed = table(swept)["over_seeds"]
+    assert [each["settings"] for each in summed] == [{"train.learning_rate": rate} for rate in RATES]
+    members = [f"learning_rate={RATES[1]:g},seed={seed}" for seed in SEEDS]
+    for split, scores in summed[1]["scores"].items():
+        each = [read_scores(swept / "members" / member)[split] for member in members]
+        assert scores.keys() == {name for name in each[0] if not score_files.is_bound(name)}
+        assert {"loss", "f1", "token_accuracy"} <= scores.keys()
+        for name, found in scores.items():
+            values = [own[name] for own in each]
+            assert found["mean"] == pytest.approx(np.mean(values)) and found["seeds"] == 2
+            assert found["sd"] == pytest.approx(np.std(values, ddof=1))
+            if values[0] != values[1]:
+                wanted = stats.t.interval(0.95, 1, np.mean(values), stats.sem(values))
+                assert (found["low"], found["high"]) == pytest.approx(wanted)
+    render.outcome(swept)
+    printed, page = capsys.readouterr().out, (swept / "report.html").read_text()
+    shown = units.number(summed[1]["scores"]["test"]["loss"]["mean"])
+    assert "Scores of what was saved, over seeds" in printed and shown in printed
+    assert "All scores over seeds" in page and shown in page
 
 
 def test_the_best_is_shipped_and_served(swept: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -98,7 +143,7 @@ def test_the_best_is_shipped_and_served(swept: Path, capsys: pytest.CaptureFixtu
     scores = read_scores(swept)
     assert scores["after"]["loss"] == pytest.approx(best["held_out_loss"], rel=1e-4)
     assert {"loss", "f1", "rouge_l"} <= set(scores["before"])
-    assert evaluate(swept, []) == scores["after"]
+    assert evaluate(swept, []) == scores["test"]
     generate(swept, "What comes after 3?", max_new_tokens=2)
     assert merge(swept, out=tmp_path / "merged", weights="float32").agreement.sentence
     assert held_out(swept) == held_out(swept / "members" / best["member"])

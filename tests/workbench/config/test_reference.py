@@ -134,15 +134,7 @@ def test_a_method_is_told_by_its_name_with_all_keys_that_it_has(name: str) -> No
     assert found.meaning == reference.choices("adapter.method")[name]
 
 
-NUMBERS = {
-    "seed",
-    "data.fold.number",
-    "data.fold.repeat",
-    "data.fold.seed",
-    "adapter.bound",
-    "search.eta",
-    "grow.factor",
-}
+NUMBERS = {"seed", "data.seed", "data.fold.number", "data.fold.repeat", "adapter.bound", "search.eta", "grow.factor"}
 """Whole numbers that count nothing."""
 
 

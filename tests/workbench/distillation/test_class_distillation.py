@@ -148,7 +148,7 @@ def distil(home: Path, sections: Callable[..., dict[str, Any]]) -> Train:
         source = teacher_sources.find(config.distill.teacher, config.model)
         started = run_directory.start(home / name, config, resume=resume)
         try:
-            distill_classes.main(config, base, source, started, Quiet(stop=stop))
+            distill_classes.teach(config, base, source, started, Quiet(stop=stop))
         finally:
             started.close()
         return started.path

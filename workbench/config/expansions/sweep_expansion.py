@@ -32,7 +32,10 @@ def trials(config: Run) -> list[Trial[Run]]:
     names = [member_runs.folder_name(settings) for settings in combinations]
     if len(set(names)) < len(names):
         names = [f"{number:03}-{name}" for number, name in enumerate(names)]
-    members = member_runs.trials(config, _plain(config), names, combinations, section="sweep.over")
+    base = _plain(config)
+    if "seed" in over:
+        base["data"]["seed"] = config.rows_seed
+    members = member_runs.trials(config, base, names, combinations, section="sweep.over")
     member_runs.require([(f"sweep.over.{key}", _TWICE) for key in over if _repeats(key, over[key], members)])
     return members
 
@@ -42,16 +45,14 @@ def _folds(config: Run) -> list[Trial[Run]]:
     folds, alike = config.folds, config.duplicates
     member_runs.require([*_fold_misfits(config), *misfits(config, "a cross-validation")])
     numbers = list(itertools.product(range(folds.repeats), range(folds.k), range(folds.seeds)))
-    dealt: dict[str, Any] = {
-        "of": folds.k,
-        "seed": config.seed,
-        "group": folds.group,
-        "column": folds.column,
-        "time": folds.time,
-    }
+    dealt: dict[str, Any] = {"of": folds.k, "group": folds.group, "column": folds.column, "time": folds.time}
     dealt["near"] = None if alike.on_duplicate == "ignore" else alike.cutoff(pictures=False)
     wanted = [
-        {"data.fold": {**dealt, "repeat": repeat, "number": fold}, "seed": config.seed + seed}
+        {
+            "data.fold": {**dealt, "repeat": repeat, "number": fold},
+            "data.seed": config.rows_seed,
+            "seed": config.seed + seed,
+        }
         for repeat, fold, seed in numbers
     ]
     names = [f"repeat-{repeat}-fold-{fold}-seed-{seed}" for repeat, fold, seed in numbers]

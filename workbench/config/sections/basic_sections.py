@@ -100,8 +100,6 @@ class HeldOutFold(Section):
     """The fold that is held out, from 0. Every row is in one fold, and all answers to a prompt are in the same."""
     repeat: NonNegativeInt = 0
     """Which of several divisions of the rows into folds, from 0."""
-    seed: NonNegativeInt | None = None
-    """Decides the folds; null: the seed of the run."""
     near: Annotated[float, Field(ge=0.4, le=1)] | None = 0.7
     """Rows whose texts are at least so alike share a fold, by the Jaccard similarity of their sets of four characters;
     null: equal texts do."""
@@ -153,6 +151,9 @@ class DataConfig(Section):
     """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}. {weight: found} names one
     with how often each training row counts in the loss, 1e-6 to 1e6; the loss is divided by the sum of the weights.
     {margin: found} names one with by how much the reward of the chosen answer is to be higher (recipe prefer)."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Decides which rows are held out and chosen, and what is hidden or rewritten in them; null: the run's `seed`.
+    Members of a sweep over seeds have the same one."""
     limit: Annotated[PositiveInt | None, Unit("rows")] = None
     """Use only the first `limit` rows of `train`; of class folders of pictures as many of each class, as far as it has
     them."""

@@ -116,6 +116,11 @@ class CommonSections(Section):
         return task_facts.TASKS[self.recipe if over is None else self.of or over.of]
 
     @property
+    def rows_seed(self) -> int:
+        """Start of the random numbers that decide how rows are read."""
+        return self.seed if self.data.seed is None else self.data.seed
+
+    @property
     def crossvalidates(self) -> bool:
         """Whether every labelled row is held out once, and stages that are judged by these rows follow."""
         return self.over is not None and self.over.folds and self.task.labelled

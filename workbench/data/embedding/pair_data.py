@@ -59,7 +59,9 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[PairSe
         )
 
     def encoded(source: PairSource) -> PairSet:
-        return pair_set.encode(source, tokenizer, config.embed, max_tokens=config.data.max_tokens, seed=config.seed)
+        return pair_set.encode(
+            source, tokenizer, config.embed, max_tokens=config.data.max_tokens, seed=config.rows_seed
+        )
 
     return sources.encoded(encoded)
 
@@ -82,7 +84,7 @@ def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSourc
         for files in (data.held_out_files, data.test_files)
     )
     if data.own_share is not None:
-        train, held_out[""] = _split(train, data, seed=config.seed)
+        train, held_out[""] = _split(train, data, seed=config.rows_seed)
     train, left_out = _cleaned(train, data)
     scored = [*held_out.values(), *test.values()]
     for other in [*test.values()] if data.fold.trains else scored:

@@ -287,13 +287,14 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[Candid
     prefixes = EmbedConfig(query_prefix=section.query_prefix, passage_prefix=section.passage_prefix)
 
     def encoded(source: PairSource) -> PairSet:
-        pairs = pair_set.encode(source, tokenizer, prefixes, max_tokens=config.data.max_tokens, seed=config.seed)
+        pairs = pair_set.encode(source, tokenizer, prefixes, max_tokens=config.data.max_tokens, seed=config.rows_seed)
         pairs = replace(pairs, units=pair_set.raw_units(pairs.units.texts, tokenizer))
         joins.require_room(pairs.units, pairs.anchor_N)
         return pairs
 
     def candidates(pairs: PairSet) -> CandidateSet:
-        rows = CandidateSet(pairs, joins, 0 if pairs.form == "scored" else section.negatives, seed=config.seed)
+        negatives = 0 if pairs.form == "scored" else section.negatives
+        rows = CandidateSet(pairs, joins, negatives, seed=config.rows_seed)
         assert len(rows.passage_NC), "refused where a row has too few"
         return rows
 

@@ -35,7 +35,7 @@ def split(fold: HeldOutFold, rows: Sequence[FoldRow], *, source: str, seed: int)
 
     Args:
         source: The file that the rows are from.
-        seed: Of the run.
+        seed: Decides the folds.
 
     Raises:
         ConfigError: More folds than groups of rows; a column is unknown.
@@ -51,7 +51,7 @@ def split(fold: HeldOutFold, rows: Sequence[FoldRow], *, source: str, seed: int)
         raw,
         [row.strata for row in rows],
         clusters=groups(rows, near=fold.near),
-        seed=seed if fold.seed is None else fold.seed,
+        seed=seed,
         every_class=False,
     )
     part = next(islice(folds.splits(), fold.repeat * fold.of + fold.number, None))

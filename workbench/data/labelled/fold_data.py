@@ -111,7 +111,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
         RawRows(clean.source.records),
         clean.source.labels,
         clusters=clean.groups,
-        seed=config.seed,
+        seed=config.rows_seed,
     )
     rows = replace(
         encode(clean.source, reader, meaning).reweighted(clean.weight_N),
@@ -191,7 +191,7 @@ def _deduplicate(train: RecordSource, test: Sequence[RecordSource], find: Find, 
         train, clusters, weight_N = _subset(train, clusters, weight_N, kept_N, note)
     report = duplicates.report(clusters, train.labels)
     conflicts = tuple(tuple(train.records[row].place for row in rows) for rows in report.conflicts)
-    leak = stratified_folds.ungrouped_leak(clusters, train.labels, k=config.folds.k, seed=config.seed)
+    leak = stratified_folds.ungrouped_leak(clusters, train.labels, k=config.folds.k, seed=config.rows_seed)
     kept_N, factor_N = duplicates.resolve(clusters, train.labels, config.duplicates.on_duplicate)
     note = f"{int((~kept_N).sum())} rows that are near-duplicates of one that is kept"
     lost_N = ~kept_N & np.isin(np.arange(len(kept_N)), [row for rows in report.conflicts for row in rows])

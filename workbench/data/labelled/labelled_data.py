@@ -46,11 +46,11 @@ def split_off(source: RecordSource, config: RunConfig, path: str) -> tuple[Recor
             FoldRow(record.place, record.key, record.key, classes)
             for record, classes in zip(source.records, by_label, strict=True)
         ]
-        part = held_fold.split(fold, rows, source=path, seed=config.seed)
+        part = held_fold.split(fold, rows, source=path, seed=config.rows_seed)
         return source.subset(part.train_N), source.subset(part.validation_N)
     assert share is not None
     strata = stratified_folds.strata_of(source.labels, k=max(2, round(1 / share)))
-    held_out = hold_out(strata, groups=(record.key for record in source.records), share=share, seed=config.seed)
+    held_out = hold_out(strata, groups=(record.key for record in source.records), share=share, seed=config.rows_seed)
     if not held_out.any():
         count, different = len(source.records), len(set(source.keys))
         equal = "" if count == different else f", of which {different} {'differs' if different == 1 else 'differ'},"
@@ -398,7 +398,7 @@ def _selected(train: LabelledSet, config: RunConfig, reader: RowReader, meaning:
     kept, note = selection.selected(
         config.data.select,
         train.lengths,
-        seed=config.seed,
+        seed=config.rows_seed,
         texts=lambda: (" ".join(record.fields) for record in train.records),
         target=lambda name: (" ".join(record.fields) for record in reader.read(name, labelled=False).records),
     )

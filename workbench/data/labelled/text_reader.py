@@ -362,7 +362,7 @@ def training_rows(rows: LabelledSet, config: RunConfig, reader: RowReader) -> La
     user's file is wrong; DataError: a row has no number in the column, or an operator changes no row.
     """
     if config.data.curriculum.measured:
-        rows = replace(rows, difficulty=row_order.random_difficulty(len(rows), seed=config.seed))
+        rows = replace(rows, difficulty=row_order.random_difficulty(len(rows), seed=config.rows_seed))
     else:
         rows = rows.graded(config.data.curriculum)
     if not config.data.augment.is_on:
@@ -384,7 +384,7 @@ def training_rows(rows: LabelledSet, config: RunConfig, reader: RowReader) -> La
 def augmented_texts(rows: LabelledSet, config: RunConfig, reader: TextReader) -> AugmentedTexts:
     """Texts of rows as `data.augment` rewrites them."""
     texts, places = zip(*((record.fields, record.place) for record in rows.records), strict=True)
-    return AugmentedTexts(texts, places, config.data.augment, config.seed, reader.encoder)
+    return AugmentedTexts(texts, places, config.data.augment, config.rows_seed, reader.encoder)
 
 
 def augmentation_in_words(rows: LabelledSet, *, one_class: bool) -> list[str]:

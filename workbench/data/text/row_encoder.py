@@ -83,7 +83,7 @@ def row_encoder(
     """Choose the row encoder for the recipe of `config` and the architecture `hub`. Raises BackboneError: the tokenizer
     or the template does not allow it. `template`: Jinja source that replaces the tokenizer's chat template."""
     if config.task.head == "masked":
-        return MlmEncoder(tokenizer, share=config.masking.share, seed=config.seed)
+        return MlmEncoder(tokenizer, share=config.masking.share, seed=config.rows_seed)
     return conversation_encoder(hub, tokenizer, template=template)
 
 

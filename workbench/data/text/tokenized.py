@@ -336,7 +336,7 @@ def load(
         config: The files, their format, and what is held out.
         tokenizer: Of the backbone.
         template: How rows are written for it; None: as a causal language model reads them, by its chat template.
-        seed: What is held out depends on it.
+        seed: What is held out depends on it, unless `config.seed` is given.
         scored: How held-out and test files are read; None: as the training file.
 
     Returns:
@@ -362,6 +362,7 @@ def load(
         (84, 84)
     """
     read_as, template = scored or config, template or ChatEncoder(tokenizer)
+    seed = seed if config.seed is None else config.seed
     held_out, test = (
         read_each(named, read_as, tokenizer, template) for named in (config.held_out_files, config.test_files)
     )

@@ -311,10 +311,7 @@ class Server:
         asked = openai_format.read_request(ClassifyRequest, await self._body(request))
         model = self._of_kind(asked.model, ClassModel)
         predictions = await self._in_turn(model.turns, lambda: model.classify(asked.rows))
-        data = [
-            {"index": index, "label": each.label, "probs": each.probs, "num_classes": len(each.probs)}
-            for index, each in enumerate(predictions)
-        ]
+        data = [{"index": index, **each} for index, each in enumerate(predictions)]
         head = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
         return JSONResponse({**head, "model": model.name, "data": data})
 

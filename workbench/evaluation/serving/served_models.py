@@ -165,20 +165,13 @@ class EmbeddingModel(ServedModel):
     verb = "/v1/embeddings"
 
 
-class Classified(NamedTuple):
-    """One row's prediction."""
-
-    label: Any  # name of a class, several of them, or a number
-    probs: list[float]  # probability of each class; the number itself where the labels are numbers
-
-
 @dataclass(frozen=True)
 class ClassModel(ServedModel):
-    """A model that classifies rows."""
+    """A model that classifies rows, or the words of rows."""
 
     turns: Turns
-    classify: Callable[[Sequence[str | dict[str, str]]], list[Classified]]
-    """Classifies rows; raises WorkbenchError for rows that it cannot read."""
+    classify: Callable[[Sequence[str | dict[str, str]]], list[dict[str, Any]]]
+    """What the response says of each row; raises WorkbenchError for rows that it cannot read."""
     names: tuple[str, ...]
     """The classes, in the order of the probabilities."""
 

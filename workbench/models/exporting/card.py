@@ -127,7 +127,7 @@ def _front_matter(values: Mapping[str, Any], scores: Mapping[str, Any], facts: C
 def _metrics(scores: Mapping[str, Any]) -> list[str]:
     after = scores.get("after")
     names = after if isinstance(after, Mapping) else {}
-    return sorted(name for name in names if not name.endswith(("_low", "_high")))
+    return sorted(name for name in names if not score_files.is_bound(name))
 
 
 def _listed(sentences: Sequence[str]) -> str:

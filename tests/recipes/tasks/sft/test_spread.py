@@ -133,6 +133,7 @@ def test_members_on_two_devices_are_those_of_one(tmp_path: Path, short_stories: 
         assert (mine["member"], mine["status"], mine["steps"]) == (other["member"], other["status"], other["steps"])
         if other["status"] == "done":
             assert mine["held_out_loss"] == pytest.approx(other["held_out_loss"], rel=1e-4)
+            assert mine["scores"]["after"] == pytest.approx(other["scores"]["after"], rel=1e-3)
     scores = [json.loads((tmp_path / run / "scores.json").read_text())["after"]["loss"] for run in ("two", "one")]
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
 

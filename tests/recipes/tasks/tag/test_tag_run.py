@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from starlette.testclient import TestClient
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 import workbench
-from tests.conftest import MINILM, save_tiny
+from tests.recipes.tasks.tag.tagged_sentences import make_home, sections, sentences, train
+from tests.workbench.evaluation.serving.conftest import SETTINGS
+from workbench.cli.verbs import app
 from workbench.config import RunConfig
 from workbench.data import starter
 from workbench.errors import DataError
+from workbench.evaluation.serving.app import Server
 from workbench.recipes.tasks.tag import task as tagging
+from workbench.recipes.verbs import serving
 from workbench.recipes.verbs.check import check
 from workbench.recipes.verbs.evaluate import evaluate
 from workbench.recipes.verbs.export import export
@@ -25,45 +30,16 @@ from workbench.recipes.verbs.merge import merge
 from workbench.recipes.verbs.plans.plan import plan
 from workbench.runs import metrics_log
 
-NAMES, PLACES = ("Ada", "Bob", "Cleo", "Dan"), ("Rome", "Oslo", "New York", "Lima")
-
-
-def sentences(count: int, start: int = 0) -> str:
-    """Columns of short sentences, in which names and places have their own words."""
-    blocks = []
-    for n in range(start, start + count):
-        name, place = NAMES[n % 4], PLACES[n // 4 % 4].split()
-        tags = ["B-LOC", "I-LOC"][: len(place)]
-        lines = [f"{name} B-PER", "went O", "to O", *map(" ".join, zip(place, tags, strict=True)), f"{n} O", ". O"]
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) + "\n"
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tags")
-    (folder / "train.conll").write_text(sentences(64))
-    (folder / "held_out.conll").write_text(sentences(16, start=100))
-    save_tiny(folder / "bert", "Bert", "TokenClassification", MINILM)
-    return folder
-
-
-def sections(home: Path, **changed: Any) -> dict[str, Any]:
-    return {
-        "recipe": "tag",
-        "model": {"id": str(home / "bert"), "weights": "float32"},
-        "adapter": {"method": "lora", "rank": 8, "alpha": 16},
-        "data": {"train": str(home / "train.conll"), "held_out": str(home / "held_out.conll")},
-        "batch": {"size": 8},
-        "train": {"epochs": 8, "learning_rate": 1e-2},
-        "evaluate": {"every": 0.5},
-        **changed,
-    }
+    return make_home(tmp_path_factory.mktemp("tags"))
 
 
 @pytest.fixture(scope="module")
 def done(home: Path) -> Path:
-    return workbench.run(RunConfig.model_validate(sections(home)), out=home / "run", quiet=True)
+    """A finished run. Read only."""
+    return train(sections(home), home / "run")
 
 
 def test_it_learns_and_is_scored_as_it_was_saved(done: Path) -> None:
@@ -81,6 +57,25 @@ def test_predictions_are_spans_with_probabilities(done: Path, home: Path) -> Non
     found = [(each["text"], each["label"]) for each in line["entities"]]
     assert found == [("Bob", "PER"), ("New York", "LOC")]
     assert all(0 < each["probability"] <= 1 for each in line["entities"])
+
+
+def test_a_server_says_what_predict_says(done: Path, home: Path) -> None:
+    texts = ["Bob went to New York 7 .", "Ann went to Oslo 8 ."]
+    (home / "asked.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    predict(done, str(home / "asked.jsonl"), out=home / "said.jsonl", max_new_tokens=1)
+    wanted = [json.loads(line) for line in (home / "said.jsonl").read_text().splitlines()]
+    models = serving.load(serving.named([f"tags={done}"], trust=False), SETTINGS)
+    client = TestClient(Server(models, SETTINGS.limits).app, base_url="http://127.0.0.1")
+    said = client.post("/classify", json={"model": "tags", "input": texts}).json()["data"]
+    for own, other in zip(said, wanted, strict=True):
+        assert (own["text"], own["predicted"]) == (other["text"], other["predicted"])
+        for entity, same in zip(own["entities"], other["entities"], strict=True):
+            assert entity == {**same, "probability": pytest.approx(same["probability"], rel=1e-5)}
+    (one,) = client.post("/classify", json={"model": "tags", "input": {"text": texts[1]}}).json()["data"]
+    assert one["predicted"] == said[1]["predicted"]
+    refused = client.post("/classify", json={"model": "tags", "input": {"txt": "a"}})
+    assert refused.status_code == 400 and "objects with `text`" in refused.json()["error"]["message"]
+    assert client.get("/v1/models").json()["data"][0]["classes"] == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
 
 
 def test_the_loss_is_the_mean_cross_entropy_of_first_sub_words(home: Path, done: Path) -> None:
@@ -114,6 +109,31 @@ def test_a_sweep_in_one_bank_is_its_members_alone(home: Path) -> None:
     member = together / "members" / "learning_rate=0.01"
     losses = [[line["loss"] for line in metrics_log.read(each)] for each in (member, single)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    scores = [json.loads((each / "scores.json").read_text()) for each in (member, single)]
+    for split, each in scores[0].items():
+        assert each == pytest.approx(scores[1][split], rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's exporter
+def test_a_member_of_a_sweep_over_seeds_is_a_run_of_its_own(home: Path) -> None:
+    """Its file makes it again, and verbs take its directory."""
+    data = {"train": str(home / "train.conll"), "held_out": 0.2}
+    swept = sections(home, recipe="sweep", of="tag", data=data, sweep={"over": {"seed": [0, 1, 2]}}, train={"steps": 6})
+    run = workbench.run(RunConfig.model_validate(swept), out=home / "seeds", quiet=True)
+    member = run / "members" / "seed=2"
+    scores = json.loads((member / "scores.json").read_text())
+    again = workbench.run(member / "config.yaml", out=home / "again", quiet=True)
+    assert json.loads((again / "scores.json").read_text())["after"] == pytest.approx(scores["after"], rel=1e-3)
+    (home / "new.txt").write_text("Bob went to New York 7 .\n")
+    assert evaluate(member, []) == scores["after"]
+    for words in (
+        ["evaluate", str(member)],
+        ["predict", str(member), str(home / "new.txt"), "--out", str(home / "member.jsonl")],
+        ["merge", str(member), "--out", str(home / "member merged")],
+        ["export", str(member), "--to", "onnx", "--out", str(home / "member.onnx")],
+    ):
+        said = CliRunner().invoke(app, words)
+        assert said.exit_code == 0, said.output
 
 
 def test_held_out_texts_that_are_trained_on_are_refused(home: Path) -> None:

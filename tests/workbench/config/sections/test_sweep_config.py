@@ -46,7 +46,7 @@ def test_members_are_the_product_in_order() -> None:
 
 
 def test_a_members_run_is_what_its_own_file_would_say() -> None:
-    words = ("train.learning_rate=0.01", "adapter.rank=4", "seed=1", "recipe=sft", "sweep={}")
+    words = ("train.learning_rate=0.01", "adapter.rank=4", "seed=1", "data.seed=7", "recipe=sft", "sweep={}")
     assert sweep_expansion.trials(sweep())[9].config == sweep(*words)
 
 
@@ -93,7 +93,8 @@ def test_what_is_shipped_is_the_best_member_with_the_rows_of_the_sweep(tmp_path:
     rows = [{"member": each.name, "settings": each.settings} for each in sweep_expansion.trials(config)]
     table = {"best": best.name, "members": rows}
     found = parse(RunConfig, sweep_expansion.shipped_values(values, tmp_path, table), source="x")
-    assert found == best.config.model_copy(update={"seed": 7})
+    assert found == best.config.model_copy(update={"seed": 7, "data": config.data})
+    assert found.rows_seed == best.config.rows_seed
     plain = found.model_dump(mode="json")
     assert sweep_expansion.shipped_values(plain, tmp_path, {}) == plain
 

@@ -113,6 +113,12 @@ def test_every_member_is_that_of_one_process(runs: Path, name: str, record_prope
     assert others.keys() == tensors.keys()
     for file, values in tensors.items():
         assert float((others[file] - values).norm() / values.norm()) < 1e-4
+    if like == "members":
+        summed = [json.loads((runs / each / "sweep.json").read_text())["over_seeds"] for each in (like, name)]
+        for one, other in zip(*summed, strict=True):
+            assert one["scores"]["after"]["loss"]["mean"] == pytest.approx(
+                other["scores"]["after"]["loss"]["mean"], rel=1e-5
+            )
     assert predictions(runs / name) == pytest.approx(predictions(runs / like), abs=1e-5)
     if name == "folds in turn":
         assert "One after another" in (runs / name / "log.txt").read_text()
