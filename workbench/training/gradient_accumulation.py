@@ -79,8 +79,8 @@ class GradientAccumulation:
             parts: Receives the gradients of parts of the batch, to estimate their noise.
             step: From 0.
         """
-        seen, sharded = self.member.seen, isinstance(self.masters, Sharded)
-        supervised, factor = seen.supervised[rows].sum().item(), self.ranks.world if sharded else 1
+        seen, supervised = self.member.seen, self.member.seen.supervised[rows].sum().item()
+        factor = self.masters.counted if isinstance(self.masters, Sharded) else 1
         loss = torch.zeros((), device=self.device)
         for part_rows in [rows] if parts is None else noise_scale.cut(rows):
             shares = self._shares(part_rows, seen.lengths)
@@ -120,13 +120,14 @@ class GradientAccumulation:
     def look(self, rows: Indices, look: StepLook) -> None:
         """Let a loss measure what it depends on over all rows of the step, without dropout and gradients."""
         lengths, in_step = look.rows.lengths, isinstance(self.masters, Sharded)
-        shares = share_rows(rows, lengths, self.arrangement, tokens=self.tokens, ranks=self.ranks, in_step=in_step)
+        shares = share_rows(rows, lengths, self.arrangement, tokens=self.tokens, ranks=self.groups, in_step=in_step)
 
         def read() -> list[Tensor]:
             return [look.measure(self.arrangement.lay(look.rows.batch(each.rows)).to(self.device)) for each in shares]
 
         measured = [each for share, each in zip(shares, self._evaluated(read), strict=True) if share.counts]
-        parts = [part for part in self.ranks.gathered([each.tolist() for each in measured]) if part]
+        by_rank = self.ranks.gathered([each.tolist() for each in measured])
+        parts = [part for part in by_rank[:: self.ranks.world // self.groups.world] if part]
         sums = torch.tensor([each for part in parts for each in part], dtype=torch.float64).sum(0)
         look.take(sums.to(self.device))
 
@@ -166,6 +167,8 @@ class CachedGradients:
     backward: Callable[[Tensor], None]
     """Adds to the gradients of what trains."""
     noise: Noise
+    groups: Ranks
+    """The groups of processes that deal the units of a step among them."""
     ranks: Ranks
     device: torch.device
 
@@ -179,7 +182,7 @@ class CachedGradients:
         """
         whole = BatchLoss(*self.loss.of(seen, rows))
         lengths = whole.units.lengths
-        shares = share_rows(whole.numbers, lengths, self.arrangement, tokens=tokens, ranks=self.ranks, in_step=False)
+        shares = share_rows(whole.numbers, lengths, self.arrangement, tokens=tokens, ranks=self.groups, in_step=False)
         parts = [share.rows for share in shares]
         places = [torch.from_numpy(np.searchsorted(whole.numbers, part)).to(self.device) for part in parts]
         outputs_ND, kept = self._outputs(whole, parts, places, step)
@@ -210,7 +213,8 @@ class CachedGradients:
         kept = computed[-1] if parts else None
         width = max(self.ranks.gathered(kept.shape[1] if kept is not None else 0))
         outputs_ND = torch.zeros(len(whole.numbers), width, device=self.device)
-        for place_U, own_UD in zip(places, computed, strict=True):
+        first = self.ranks.rank % (self.ranks.world // self.groups.world) == 0  # the others of a group have the same
+        for place_U, own_UD in zip(places, computed, strict=True) if first else ():
             outputs_ND[place_U] = own_UD.detach()
         self.ranks.add_up([outputs_ND], bucket_bytes=outputs_ND.nbytes)
         return outputs_ND.requires_grad_(), kept

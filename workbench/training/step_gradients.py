@@ -81,6 +81,7 @@ def of_whole_steps(
     masters: MasterWeights | Sharded,
     arrangement: RowLayout,
     noise: Noise,
+    groups: Ranks,
     ranks: Ranks,
     device: torch.device,
     *,
@@ -96,4 +97,6 @@ def of_whole_steps(
     """
     if isinstance(masters, Pipelined):
         return PipelineSteps(masters, arrangement, noise, device, epoch, watch)
-    return None if compared is None else CachedGradients(compared, arrangement, masters.backward, noise, ranks, device)
+    if compared is None:
+        return None
+    return CachedGradients(compared, arrangement, masters.backward, noise, groups, ranks, device)

@@ -100,7 +100,8 @@ class Trainer:
         self.exchange = GradientExchange(self.config, self.masters, self.ranks)
         packed = self.arrangement.packed
         self.step_noise = StepNoise(self.config, self.freezer, self.masters, self.device, packed=packed)
-        around = (self.masters, self.arrangement, self.step_noise.of, self.ranks, self.device)
+        groups = self.placement.groups
+        around = (self.masters, self.arrangement, self.step_noise.of, groups, self.ranks, self.device)
         self.row_losses, epoch = RowLossWatch(self.signal.tap), lambda: self.member.epoch
         self.cached = of_whole_steps(self.signal.whole, *around, epoch=epoch, watch=self.row_losses)
         self.noise = NoiseScale()
@@ -118,7 +119,7 @@ class Trainer:
             self.forward,
             self.masters,
             self.arrangement,
-            groups=self.placement.groups,
+            groups=groups,
             ranks=self.ranks,
             device=self.device,
             noise=self.step_noise.of,

@@ -97,6 +97,11 @@ class Sharded(OptimizerStep, ABC):
         self._ranks, named = whole.ranks, whole.parameters()
         self._named = {name: parameter for name, parameter in named if parameter.requires_grad}
 
+    @property
+    def counted(self) -> int:
+        """How often the losses that all processes get from `forward` count a row, in sum: engines take their mean."""
+        return self._ranks.world
+
     def __iter__(self) -> Iterator[nn.Parameter]:
         return iter(self._named.values())
 

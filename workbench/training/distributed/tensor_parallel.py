@@ -189,14 +189,19 @@ class TensorParallel(Sharded):
         self._local = LocalStep(optimizer, self._named)
         return self
 
+    @property
+    def counted(self) -> int:
+        """Each process of a group computes the rows of the group."""
+        return self._ranks.world // self._groups
+
     def forward(self, batch: MicroBatch, scale: float) -> Tensor:
-        """The loss, with a graph, times the number of groups: its mean over processes is the sum over groups."""
-        return self._loss(batch, scale * self._groups)
+        """The loss, with a graph."""
+        return self._loss(batch, scale)
 
     def backward(self, loss: Tensor) -> None:
         """Add to the gradients, which are added up over groups once in a step."""
         self._connect()
-        (loss / self._groups).backward()
+        loss.backward()
 
     def clip(self, max_norm: float) -> Tensor:
         """Add up the gradients over groups, and clip them by the norm of the whole model's."""
