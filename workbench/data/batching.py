@@ -77,6 +77,8 @@ class MicroBatch:
     """Tokens of each row (B,) where an example has several."""
     row_N: Tensor | None = None
     """The row of each label (N,) int64 where its place does not tell, as several rows share their first tokens."""
+    filler: int = 0
+    """Tokens of a last row that nobody looks at."""
 
     @property
     def row_of_label(self) -> Tensor:
@@ -107,10 +109,17 @@ class MicroBatch:
             indices: The examples of the batch.
             lengths: Tokens of every example.
         """
+        if self.filler:
+            return np.append(indices, -1), np.append(lengths[indices], self.filler)
         if self.sequences == 1:
             return indices, lengths[indices]
         rows: Indices = (indices[:, None] * self.sequences + np.arange(self.sequences)).ravel()
         return rows, self.row_tokens
+
+    def unlabelled(self) -> MicroBatch:
+        """The same rows, of which nothing is predicted."""
+        weights_N = None if self.weights_N is None else self.weights_N[:0]
+        return replace(self, positions_N=self.positions_N[:0], labels_N=self.labels_N[:0], weights_N=weights_N)
 
     def weighted(self, weight_B: npt.NDArray[np.float64]) -> MicroBatch:
         """The same rows with the loss of each row multiplied by its weight."""

@@ -167,6 +167,21 @@ PADDED: RowLayout = Padded()
 PACKED: RowLayout = Packed()
 
 
+def filled(packed: MicroBatch, tokens: int) -> MicroBatch:
+    """Packed rows, with a row after them that nobody looks at and that fills them up to so many tokens."""
+    if not (more := tokens - packed.width):
+        return packed
+    lengths_B = F.pad(packed.inputs["row_lengths"], (0, 1), value=more)
+    inputs = {
+        **packed.inputs,
+        "input_ids": F.pad(packed.inputs["input_ids"], (0, more)),
+        "position_ids": torch.cat([packed.inputs["position_ids"], torch.arange(more)[None]], dim=1),
+        "row_lengths": lengths_B,
+        "row_starts": F.pad(lengths_B.cumsum(0), (1, 0)).int(),
+    }
+    return replace(packed, inputs=inputs, filler=more)
+
+
 ROOM = 2
 """Tokens of rests for each shared one in a micro-batch: what is shared is then a third of it at most."""
 ROWS_AT_ONCE = 256

@@ -12,8 +12,8 @@ Legend: N units of a global batch, U of a micro-batch, D numbers of an output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from workbench.data import packing
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.packing import RowLayout
 from workbench.data.prefetch import Prefetcher
@@ -29,6 +30,7 @@ from workbench.runs.ranks import Ranks
 from workbench.training import row_losses
 from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.distributed.data_parallel import RowShare, share_rows
+from workbench.training.distributed.pipeline import Pass, Pipelined
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.master_weights import MasterWeights
 from workbench.training.optim import noise_scale
@@ -79,6 +81,8 @@ class GradientAccumulation:
             parts: Receives the gradients of parts of the batch, to estimate their noise.
             step: From 0.
         """
+        if isinstance(self.masters, Pipelined):
+            return self._add_in_stages(self.masters, rows, step=step)
         seen, supervised = self.member.seen, self.member.seen.supervised[rows].sum().item()
         factor = self.masters.counted if isinstance(self.masters, Sharded) else 1
         loss = torch.zeros((), device=self.device)
@@ -96,6 +100,28 @@ class GradientAccumulation:
             if parts is not None:
                 parts.add(len(part_rows), share=seen.supervised[part_rows].sum().item() / supervised)
         return loss
+
+    def _add_in_stages(self, masters: Pipelined, rows: Indices, *, step: int) -> Tensor:
+        """`add` where each process holds some blocks, through which micro-batches of one length go in turn."""
+        seen, supervised = self.member.seen, self.member.seen.supervised[rows].sum().item()
+        shares = self._shares(rows, seen.lengths)
+        filling = masters.line.micro_batches(len(shares)) - len(shares)
+        shares += [RowShare(shares[-1].rows[-1:], counts=False)] * filling
+        tokens = max(self.tokens, *(int(seen.lengths[share.rows].sum()) for share in shares))
+
+        def through(share: RowShare) -> Pass:
+            laid = self.arrangement.batch(seen, share.rows, epoch=self.member.epoch)
+            batch = packing.filled(laid, tokens).to(self.device)
+
+            @contextmanager
+            def around(heard: bool) -> Iterator[None]:
+                counted = share.rows if heard and share.counts else share.rows[:0]
+                with self.noise(batch, share.rows, seen, step=step), self.row_losses.of(counted, batch):
+                    yield
+
+            return Pass(batch, share.counts / supervised, around)
+
+        return masters.add([through(share) for share in shares]).to(self.device)
 
     @torch.no_grad()
     def losses_now(self, rows: Indices, *, labels: bool) -> RowLosses:

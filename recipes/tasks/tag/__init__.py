@@ -29,6 +29,7 @@ FACTS = register(
         head="tokens",
         packs=True,
         devices=True,
+        pipeline=None,
         banked=True,
         fleets=True,
         own_choice=True,

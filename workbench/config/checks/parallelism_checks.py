@@ -56,7 +56,7 @@ def _of_stages(config: RunSections) -> Iterator[tuple[str, str]]:
         yield "was not tried with model.compute=float16", "model.compute=bfloat16"
     if model.dropout:
         yield "has no device that draws for all blocks, as model.dropout does", "model.dropout=false"
-    if config.evaluate.answers:
+    if config.evaluate.answers and config.task.writes_text:
         yield "writes no answers: each token would go through all devices", "evaluate.answers=0"
 
 
