@@ -78,7 +78,7 @@ class MicroBatch:
     row_N: Tensor | None = None
     """The row of each label (N,) int64 where its place does not tell, as several rows share their first tokens."""
     filler: int = 0
-    """Tokens of a last row that nobody looks at."""
+    """Tokens after the last row, of packed rows that nobody looks at."""
 
     @property
     def row_of_label(self) -> Tensor:

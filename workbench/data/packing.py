@@ -168,14 +168,17 @@ PACKED: RowLayout = Packed()
 
 
 def filled(packed: MicroBatch, tokens: int) -> MicroBatch:
-    """Packed rows, with a row after them that nobody looks at and that fills them up to so many tokens."""
+    """Packed rows, filled up to so many tokens by rows that nobody looks at, as long as the longest of them."""
     if not (more := tokens - packed.width):
         return packed
-    lengths_B = F.pad(packed.inputs["row_lengths"], (0, 1), value=more)
+    lengths_B = packed.inputs["row_lengths"]
+    longest = int(lengths_B.max())
+    lengths_B = torch.cat([lengths_B, lengths_B.new_tensor([*[longest] * (more // longest), more % longest])])
+    lengths_B = lengths_B[lengths_B > 0]
     inputs = {
         **packed.inputs,
         "input_ids": F.pad(packed.inputs["input_ids"], (0, more)),
-        "position_ids": torch.cat([packed.inputs["position_ids"], torch.arange(more)[None]], dim=1),
+        "position_ids": torch.cat([packed.inputs["position_ids"], torch.arange(more)[None] % longest], dim=1),
         "row_lengths": lengths_B,
         "row_starts": F.pad(lengths_B.cumsum(0), (1, 0)).int(),
     }

@@ -149,11 +149,9 @@ class Stages:
         own = self.line.place
         for module in model.modules():
             parameters = [each for each in module._parameters.values() if each is not None]
-            if all(own in holders.get(id(each), {own}) for each in parameters):
-                backbones.bring(module)
-                continue
-            weight_formats.let_go(module)
-            for parameter in parameters:
+            away = [each for each in parameters if own not in holders.get(id(each), {own})]
+            (weight_formats.let_go if away else backbones.bring)(module)
+            for parameter in away:
                 zero = torch.zeros(1, dtype=parameter.dtype, device=backbones.device())
                 parameter.data = zero.expand(parameter.shape)
         for name, parameter in model.named_parameters():

@@ -71,7 +71,7 @@ def test_all_families_are_known() -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stages_one_after_another_are_the_model(family: str, schedule: str) -> None:
-    whole, ids_BL = backbone(family, tied=family == "gemma"), torch.arange(14).reshape(2, 7)
+    whole, ids_BL = backbone(family, tied=family in ("gemma", "bert")), torch.arange(14).reshape(2, 7)
     with torch.no_grad():
         wanted = whole(input_ids=ids_BL).logits
         hidden = torch.empty(0)
@@ -142,7 +142,9 @@ def test_micro_batches_are_filled_up_to_one_length() -> None:
     }
     batch = MicroBatch(inputs, positions_N=torch.tensor([0]), labels_N=torch.tensor([6]), tokens=3)
     assert filled(batch, 3) is batch
-    found = filled(batch, 5).inputs
+    found = filled(batch, 6).inputs
     assert filled(batch, 5).numbered(np.array([4, 9]), np.arange(10))[1].tolist() == [4, 9, 2]
-    assert found["input_ids"].tolist() == [[5, 6, 7, 0, 0]] and found["position_ids"].tolist() == [[0, 1, 0, 0, 1]]
-    assert found["row_lengths"].tolist() == [2, 1, 2] and found["row_starts"].tolist() == [0, 2, 3, 5]
+    assert found["input_ids"].tolist() == [[5, 6, 7, 0, 0, 0]] and found["position_ids"].tolist() == [
+        [0, 1, 0, 0, 1, 0]
+    ]
+    assert found["row_lengths"].tolist() == [2, 1, 2, 1] and found["row_starts"].tolist() == [0, 2, 3, 5, 6]
