@@ -49,12 +49,12 @@ class Ranks:
         """Whether there is only this process."""
         return self.world == 1
 
-    def agreed(self, value: T, *, by: int = 0) -> T:
-        """The value of the process `by`, in every process."""
+    def agreed(self, value: T) -> T:
+        """The first process's value, in every process."""
         if self.alone:
             return value
         payload = [value]
-        dist.broadcast_object_list(payload, src=by)
+        dist.broadcast_object_list(payload, src=0)
         return payload[0]
 
     def gathered(self, value: T) -> list[T]:

@@ -80,6 +80,13 @@ class Line:
         """The place that has the head and the loss."""
         return self.holder(self.stages - 1)
 
+    def agreed(self, value: T, *, by: int) -> T:
+        """The value of a place, in all of them."""
+        payload = [value]
+        if self.group is not None:
+            dist.broadcast_object_list(payload, group=self.group, group_src=by)
+        return payload[0]
+
     def micro_batches(self, count: int) -> int:
         """As many as a step of `count` micro-batches is filled up to, with some that carry no loss."""
         least = max(count, 2 * self.size - 1 if self.schedule == "zero_bubble" else self.size)
@@ -157,10 +164,6 @@ class Stages:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and own in map(self.line.holder, self.of[name]))
 
-    def home(self, name: str) -> int:
-        """The place that answers for a parameter."""
-        return self.line.holder(min(self.of[name]))
-
     def _forward(self, number: int, own: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
         """A block's result, or its input where it is not computed; hidden states may leave or arrive there."""
         if number in self._computed:
@@ -180,8 +183,8 @@ class Stages:
         """Inside, a call of the model computes these stages, and passes hidden states (B, L, D) over all others.
 
         Args:
-            arriving: From a stage, and hidden states without values, to those of the stage before it.
-            leaving: From a stage, and those for the next one, to what goes on here without values.
+            arriving: From a stage, and hidden states without values, to those that it gets.
+            leaving: From a stage, and what it gives, to what goes on here without values.
         """
         self._computed = {number for stage in stages for number in self.blocks[stage]}
         self._passing = {}
@@ -196,7 +199,7 @@ class Stages:
             self._computed, self._passing = set(), {}
 
     def read(self, work: Callable[[], T]) -> T:
-        """Result of `work`, which reads the model, where the head is; each pass goes through the stages once."""
+        """Result of `work`, which reads the model, where the head is; all processes call it together."""
         line = self.line
 
         def arrive(stage: int, like_BLD: Tensor) -> Tensor:
@@ -211,18 +214,7 @@ class Stages:
             return hidden_BLD
 
         with self.routed(line.own, arrive, leave):
-            return work()
-
-
-class PipelineReader:
-    """A model in evaluation mode whose stages processes read together, all pipelines the same rows."""
-
-    def __init__(self, model: nn.Module, section: DistributedConfig, ranks: Ranks) -> None:
-        self._stages, self._ranks = Stages(model, line(section, ranks)), ranks
-
-    def __call__(self, work: Callable[[], T]) -> T:
-        """Result of `work` where the head is; all processes call it together."""
-        return self._ranks.agreed(self._stages.read(work), by=self._stages.line.head)
+            return line.agreed(work(), by=line.head)
 
 
 class Pass(NamedTuple):
@@ -260,10 +252,6 @@ class Pipelined(Grouped):
     def refresh(self) -> None:
         """Copy this process's masters into the parameters that compute."""
         self._masters.refresh()
-
-    def forward(self, batch: MicroBatch, scale: float) -> Tensor:
-        """Raise AssertionError: a stage has no loss of one micro-batch; `add` computes those of a step."""
-        raise AssertionError("a pipeline computes whole steps")
 
     def compute(self, stage: int, number: int, received: Tensor | None) -> Tensor:
         """Hidden states that a stage gives for a micro-batch of the step, with a graph; of the last stage, the loss.
@@ -312,16 +300,12 @@ class Pipelined(Grouped):
         return losses
 
     def _scheduled(self, count: int, tokens: int) -> Any:
-        shape = (1, tokens, self.stages.width)
-        hidden = torch.empty(shape, dtype=self._whole.compute, device="meta", requires_grad=True)
-        number, loss = torch.zeros(1, dtype=torch.int64, device="meta"), torch.empty((), device="meta")
-        last = self.line.stages - 1
-        stages = [
-            _Stage(self, stage, number if stage == 0 else hidden, loss.requires_grad_() if stage == last else hidden)
-            for stage in self.line.own
-        ]
-        first: Any = stages[0] if self.line.schedule == "1f1b" else stages
-        return _SCHEDULES[self.line.schedule](first, count, loss_fn=lambda loss, _: loss, scale_grads=False)
+        number, loss = torch.zeros(1, dtype=torch.int64), torch.zeros((), requires_grad=True)
+        hidden = torch.empty(1, tokens, self.stages.width, dtype=self._whole.compute, device="meta", requires_grad=True)
+        edges = [number, *[hidden] * (self.line.stages - 1), loss]
+        stages = [_Stage(self, stage, *edges[stage : stage + 2]) for stage in self.line.own]
+        own: Any = stages[0] if self.line.schedule == "1f1b" else stages
+        return _SCHEDULES[self.line.schedule](own, count, loss_fn=lambda loss, _: loss, scale_grads=False)
 
     def _add_up_shared(self) -> None:
         """Sum the gradients of what two processes hold: embeddings that are the head's weight, too."""
@@ -332,29 +316,22 @@ class Pipelined(Grouped):
 
     def reading(self, work: Callable[[], T]) -> T:
         """Result of `work` where the head is."""
-        return self._ranks.agreed(self.stages.read(work), by=self.line.head)
+        return self.stages.read(work)
 
     def _counts(self, name: str) -> bool:
-        return self.stages.home(name) == self.line.place
+        return self.line.holder(min(self.stages.of[name])) == self.line.place
 
     def _gathered(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Tensors of all stages of the first pipeline on the host of the first process; others keep their own."""
-        mine = [(key, each.cpu()) for key, each in own.items() if self._answers(key)]
-        counts = self._ranks.gathered(len(mine))
-        if not self._ranks.first:
-            for pair in mine if self._ranks.rank < self.line.size else ():
-                dist.send_object_list([pair], 0)
-            return dict(mine)
-        gathered = dict(mine)
-        for rank, count in enumerate(counts[1 : self.line.size], 1):
-            for _ in range(count):
-                received: list[Any] = [None]
-                dist.recv_object_list(received, rank)
-                gathered |= received
+        gathered = {key: each.cpu() for key, each in own.items() if self._answers(key)}
+        for place in range(self.line.size):
+            for key in self.line.agreed(list(gathered), by=place) if place else ():
+                value = self.line.agreed(gathered.get(key), by=place)
+                if self._ranks.first and value is not None:
+                    gathered[key] = value
         return gathered
 
     def _answers(self, key: str) -> bool:
-        """Whether this process answers for a value or a state; each does for the counters of its groups."""
+        """Whether this process answers for a value or a state; each does for counters of groups of parameters."""
         name = parameter_of(key)
         return name not in self._named or (name in self._own and self._counts(name))
 
@@ -362,28 +339,21 @@ class Pipelined(Grouped):
         return {key: each for key, each in whole.items() if parameter_of(key) not in self._named.keys() - self._own}
 
 
-class _StageModule(nn.Module):
-    """One stage of a model as torch's pipelining calls it, with its parameters alone."""
-
-    def __init__(self, pipelined: Pipelined, stage: int) -> None:
-        super().__init__()
-        self.pipelined, self.stage, of = pipelined, stage, pipelined.stages.of
-        computing = pipelined.computing().items()
-        self.trained = nn.ParameterList([each for name, each in computing if stage in of[name] and each.requires_grad])
-
-    def forward(self, received: Tensor, number: Tensor) -> Tensor:
-        return self.pipelined.compute(self.stage, int(number), None if self.stage == 0 else received)
-
-
 class _Stage(PipelineStage):
-    """A stage whose backward passes have the noise of their micro-batch."""
+    """A stage as torch's schedules call it, whose backward passes have the noise of their micro-batch."""
 
     def __init__(self, pipelined: Pipelined, stage: int, given: Tensor, result: Tensor) -> None:
-        line, module, device = pipelined.line, _StageModule(pipelined, stage), backbones.device()
+        line, of = pipelined.line, pipelined.stages.of
+        computing = pipelined.computing().items()
+        trained = nn.ParameterList([each for name, each in computing if stage in of[name] and each.requires_grad])
         # The loss gives the gradients of a head once, with those of its inputs: its stage leaves none for later.
         late = (lambda: lambda: None) if stage == line.stages - 1 else None
-        super().__init__(module, stage, line.stages, device, given, result, group=line.group, dw_builder=late)
+        around = (stage, line.stages, backbones.device(), given, result)
+        super().__init__(trained, *around, group=line.group, dw_builder=late)
         self._pipelined = pipelined
+
+    def forward_maybe_with_nosync(self, received: Tensor, number: Tensor) -> Tensor:
+        return self._pipelined.compute(self.stage_index, int(number), None if self.is_first else received)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **named: Any) -> Any:
         with self._pipelined.recomputing(bwd_chunk_id):

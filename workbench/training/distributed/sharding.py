@@ -211,7 +211,7 @@ class Grouped(TorchSharded):
 
     def __init__(self, whole: Trainable) -> None:
         super().__init__(whole)
-        section, ranks = whole.config.distributed, whole.ranks
+        self._loss, section, ranks = whole.loss, whole.config.distributed, whole.ranks
         self.groups, self._bucket_bytes = dealt(section, ranks), section.bucket_bytes
         both = None if ranks.alone else mesh(ranks.world, section.rows_together)
         self._mesh = None if both is None else both["group"]
@@ -221,6 +221,10 @@ class Grouped(TorchSharded):
     def counted(self) -> int:
         """The processes of a group compute the same rows."""
         return self._ranks.world // self.groups.world
+
+    def forward(self, batch: MicroBatch, scale: float) -> Tensor:
+        """The loss, with a graph."""
+        return self._loss(batch, scale)
 
     def clip(self, max_norm: float) -> Tensor:
         """Add up the gradients over groups, and clip them by the norm of the whole model's."""

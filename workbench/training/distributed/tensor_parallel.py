@@ -20,7 +20,6 @@ from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
 from workbench.adapters import anatomy
 from workbench.config.sections.distributed_config import DistributedConfig
-from workbench.data.batching import MicroBatch
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed.sharding import Grouped, Trainable, local, mesh, place_model
 
@@ -77,7 +76,7 @@ class TensorParallel(Grouped):
     def __init__(self, whole: Trainable) -> None:
         cut(whole.model, whole.config.distributed, whole.ranks)
         super().__init__(whole)
-        self._loss, trained = whole.loss, self._named
+        trained = self._named
         # A DTensor does not change with `data`: what computes in half precision is another parameter.
         self._computing = {name: nn.Parameter(each.detach().to(whole.compute)) for name, each in trained.items()}
         self._named = {name: nn.Parameter(self._on_mesh(each.detach()).float()) for name, each in trained.items()}
@@ -99,10 +98,6 @@ class TensorParallel(Grouped):
         for name, master in self._named.items():
             if (own := self._computing[name]).dtype != master.dtype:
                 local(own).copy_(local(master))
-
-    def forward(self, batch: MicroBatch, scale: float) -> Tensor:
-        """The loss, with a graph."""
-        return self._loss(batch, scale)
 
     def backward(self, loss: Tensor) -> None:
         """Add to the masters' gradients as they come."""
