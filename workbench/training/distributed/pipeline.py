@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
@@ -35,11 +36,8 @@ from workbench.training.distributed.sharding import Grouped, Trainable, mesh, pa
 from workbench.training.master_weights import MasterWeights
 
 T = TypeVar("T")
-_SCHEDULES: dict[str, Any] = {
-    "1f1b": Schedule1F1B,
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero_bubble": ScheduleZBVZeroBubble,
-}
+_SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zero_bubble": "ZBVZeroBubble"}
+"""torch's names of schedules."""
 _PLANNED = ContextVar("planned_place", default=0)
 """The place that `planning` names."""
 
@@ -305,7 +303,8 @@ class Pipelined(Grouped):
         edges = [number, *[hidden] * (self.line.stages - 1), loss]
         stages = [_Stage(self, stage, *edges[stage : stage + 2]) for stage in self.line.own]
         own: Any = stages[0] if self.line.schedule == "1f1b" else stages
-        return _SCHEDULES[self.line.schedule](own, count, loss_fn=lambda loss, _: loss, scale_grads=False)
+        kind: Any = get_schedule_class(_SCHEDULES[self.line.schedule])
+        return kind(own, count, loss_fn=lambda loss, _: loss, scale_grads=False)
 
     def _add_up_shared(self) -> None:
         """Sum the gradients of what two processes hold: embeddings that are the head's weight, too."""
