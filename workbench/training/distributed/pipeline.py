@@ -134,12 +134,12 @@ class Stages:
         for stage, part in ((0, backbone.get_input_embeddings()), *parts, (line.stages - 1, head)):
             for parameter in part.parameters() if part is not None else ():
                 users.setdefault(id(parameter), set()).add(stage)
-        self.of: dict[str, set[int]] = {}
+        self.stages_of: dict[str, set[int]] = {}
         """The stages that compute with a parameter, by its name: what comes before the blocks is the first one's."""
         before = True
         for name, parameter in model.named_parameters():
             before = before and id(parameter) not in inside
-            self.of[name] = users.get(id(parameter), {0 if before else line.stages - 1})
+            self.stages_of[name] = users.get(id(parameter), {0 if before else line.stages - 1})
         self._cut(model, {key: set(map(line.holder, stages)) for key, stages in users.items()})
         self._computed: set[int] = set()
         self._passing: dict[int, list[Callable[[Tensor], Tensor]]] = {}
@@ -160,7 +160,7 @@ class Stages:
                 zero = torch.zeros(1, dtype=parameter.dtype, device=backbones.device())
                 parameter.data = zero.expand(parameter.shape)
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(parameter.requires_grad and own in map(self.line.holder, self.of[name]))
+            parameter.requires_grad_(parameter.requires_grad and own in map(self.line.holder, self.stages_of[name]))
 
     def _forward(self, number: int, own: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
         """A block's result, or its input where it is not computed; hidden states may leave or arrive there."""
@@ -309,7 +309,7 @@ class Pipelined(Grouped):
     def _add_up_shared(self) -> None:
         """Sum the gradients of what two processes hold: embeddings that are the head's weight, too."""
         for name, like in self._named.items() if self.line.group is not None else ():
-            if len(set(map(self.line.holder, self.stages.of[name]))) > 1:
+            if len(set(map(self.line.holder, self.stages.stages_of[name]))) > 1:
                 zeros = torch.zeros(like.shape, device=like.device) if like.grad is None else like.grad
                 dist.all_reduce(zeros, group=self.line.group)
 
@@ -318,7 +318,7 @@ class Pipelined(Grouped):
         return self.stages.read(work)
 
     def _counts(self, name: str) -> bool:
-        return self.line.holder(min(self.stages.of[name])) == self.line.place
+        return self.line.holder(min(self.stages.stages_of[name])) == self.line.place
 
     def _gathered(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         gathered = {key: each.cpu() for key, each in own.items() if self._answers(key)}
@@ -342,13 +342,12 @@ class _Stage(PipelineStage):
     """A stage as torch's schedules call it, whose backward passes have the noise of their micro-batch."""
 
     def __init__(self, pipelined: Pipelined, stage: int, given: Tensor, result: Tensor) -> None:
-        line, of = pipelined.line, pipelined.stages.of
-        computing = pipelined.computing().items()
-        trained = nn.ParameterList([each for name, each in computing if stage in of[name] and each.requires_grad])
+        line, of = pipelined.line, pipelined.stages.stages_of
+        own = [each for name, each in pipelined.computing().items() if stage in of[name] and each.requires_grad]
         # The loss gives the gradients of a head once, with those of its inputs: its stage leaves none for later.
         late = (lambda: lambda: None) if stage == line.stages - 1 else None
         around = (stage, line.stages, backbones.device(), given, result)
-        super().__init__(trained, *around, group=line.group, dw_builder=late)
+        super().__init__(nn.ParameterList(own), *around, group=line.group, dw_builder=late)
         self._pipelined = pipelined
 
     def forward_maybe_with_nosync(self, received: Tensor, number: Tensor) -> Tensor:

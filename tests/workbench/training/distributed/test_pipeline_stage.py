@@ -113,13 +113,13 @@ def test_one_process_answers_for_each_parameter(tied: bool, schedule: str) -> No
         model = copy.deepcopy(whole)
         own = Stages(model, Line(place, 2, schedule))
         trains = {name for name, each in model.named_parameters() if each.requires_grad}
-        assert trains == {name for name in names if place in map(own.line.holder, own.of[name])}
+        assert trains == {name for name in names if place in map(own.line.holder, own.stages_of[name])}
         for name in trains:
             holders[name].append(place)
     for name, found in holders.items():
         apart = tied and name == "model.embed_tokens.weight" and schedule != "zero_bubble"
         assert found == ([0, 1] if apart else found[:1])
-        assert found[0] == own.line.holder(min(own.of[name]))
+        assert found[0] == own.line.holder(min(own.stages_of[name]))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

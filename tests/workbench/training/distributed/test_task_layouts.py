@@ -42,7 +42,7 @@ GROUPS = ("prefer", "embed")
 
 def able(way: str) -> list[str]:
     """Tasks that the facts allow."""
-    return [name for name, facts in task_facts.TASKS.items() if getattr(facts, way) is None and facts.devices]
+    return [name for name in TASKS if getattr(task_facts.TASKS[name], way) is None]
 
 
 def pair(n: int) -> dict[str, Any]:
@@ -120,6 +120,12 @@ def require_same(run: Path, alone: Path) -> None:
     scores, wanted = (json.loads((each / "scores.json").read_text()) for each in (run, alone))
     for when in ("before", "after"):
         assert scores[when] == {name: pytest.approx(value, abs=1e-4) for name, value in wanted[when].items()}
+
+
+def test_every_task_that_several_devices_train_is_run_or_says_why_not() -> None:
+    shipped = [facts for facts in task_facts.TASKS.values() if facts.module.startswith("workbench.")]
+    assert {facts.name for facts in shipped if facts.devices and facts.tensor is None} == set(able("tensor"))
+    assert {facts.name for facts in shipped if facts.pipeline is None} == set(able("pipeline"))
 
 
 @pytest.mark.parametrize(("task", "way"), [(task, way) for way in WAYS for task in able(way)])
