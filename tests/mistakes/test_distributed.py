@@ -28,8 +28,8 @@ CASES = {
         "Leave out sequence",
     ),
     "heads": Case("check my.yaml distributed.sequence=3", "stories has 8, with 4 of keys", "sequence=2|4"),
-    "rows by classes": Case(f"{PARTS} recipe=classify", "recipe=classify reads", "Write recipe=sft"),
-    "pairs": Case(f"{PARTS} recipe=prefer", "recipe=prefer reads", "distributed.sequence=1"),
+    "rows by classes": Case(f"{PARTS} recipe=classify", "not tried with rows in parts", "Write recipe=sft"),
+    "pairs": Case(f"{PARTS} recipe=prefer", "recipe=prefer, which was not tried", "distributed.sequence=1"),
     "another kernel": Case(f"{PARTS} model.attention=eager", "model.attention=eager", "model.attention=sdpa"),
     "virtual tokens": Case(f"{PARTS} adapter.method=prefix", "adapter.method=prefix", "adapter.method=lora"),
     "frozen layers": Case(
@@ -63,7 +63,7 @@ CASES = {
         f"{CUT} distributed.sequence=2", "was not tried with sequence=2", "Leave sequence out, or write tensor=1"
     ),
     "heads of cut blocks": Case("check my.yaml distributed.tensor=3", "8 heads, 4 of keys", "distributed.tensor=2|4"),
-    "cut blocks of an encoder": Case(f"{CUT} recipe=classify", "recipe=classify", "Write recipe=sft"),
+    "answers of cut blocks": Case(f"{CUT} recipe=reinforce", "which writes with the whole model", "Write recipe="),
     "cut blocks under another method": Case(f"{CUT} adapter.method=ia3", "adapter.method=ia3", "adapter.method=lora"),
     "cut blocks that are packed": Case(f"{CUT} model.weights=nf4", "model.weights=nf4", "model.weights=bfloat16"),
     "cut blocks of another kernel": Case(f"{CUT} model.attention=eager", "model.attention=eager", "attention=sdpa"),

@@ -65,7 +65,7 @@ class TaskFacts:
     """Whether rows can be packed into one sequence (`batch.packing`)."""
     shares_prefixes: bool = False
     """Whether what rows begin with can be computed once (`batch.shared_prefix`); these rows also have an order of
-    tokens that can be cut to a growing length (`data.length_warm_up`) and parted among devices."""
+    tokens that can be cut to a growing length (`data.length_warm_up`)."""
     chooses: frozenset[str] = frozenset()
     """Values of `data.select.by` with which the backbone chooses rows."""
     own_choice: bool = False
@@ -88,8 +88,12 @@ class TaskFacts:
     """Whether several devices can train it together."""
     sharded: str | None = None
     """Why devices cannot share its weights (ZeRO, FSDP2), in a sentence; None where they can."""
-    parted: bool = False
-    """Whether blocks and rows can be parted among devices (`distributed.tensor`, `pipeline`, `sequence`)."""
+    tensor: str | None = None
+    """Why devices cannot cut its blocks (`distributed.tensor`): words after "which"; None where they can."""
+    pipeline: str | None = "has a loss of rows, not of tokens"
+    """Why devices cannot hold different blocks (`distributed.pipeline`); None where they can."""
+    sequence: str | None = "was not tried with rows in parts"
+    """Why devices cannot compute different tokens of a row (`distributed.sequence`); None where they can."""
     grows: bool = False
     """Whether its backbone may begin with few blocks (`grow`)."""
     banked: bool = False

@@ -75,6 +75,8 @@ class MicroBatch:
     """Tokens of each row (B,) where an example has several."""
     row_N: Tensor | None = None
     """The row of each label (N,) int64 where its place does not tell, as several rows share their first tokens."""
+    filler: int = 0
+    """Tokens after the last row, of packed rows that nobody looks at."""
 
     @property
     def row_of_label(self) -> Tensor:
@@ -100,10 +102,17 @@ class MicroBatch:
     def numbered(self, indices: Indices, lengths: Indices) -> tuple[Indices, Indices | None]:
         """Numbers of the rows for what draws by row, and their tokens where they are known. `indices`: the examples of
         the batch. `lengths`: tokens of every example."""
+        if self.filler:
+            return np.append(indices, -1), np.append(lengths[indices], self.filler)
         if self.sequences == 1:
             return indices, lengths[indices]
         rows: Indices = (indices[:, None] * self.sequences + np.arange(self.sequences)).ravel()
         return rows, self.row_tokens
+
+    def unlabelled(self) -> MicroBatch:
+        """The same rows, of which nothing is predicted."""
+        weights_N = None if self.weights_N is None else self.weights_N[:0]
+        return replace(self, positions_N=self.positions_N[:0], labels_N=self.labels_N[:0], weights_N=weights_N)
 
     def weighted(self, weight_B: npt.NDArray[np.float64]) -> MicroBatch:
         """The same rows with the loss of each row multiplied by its weight."""

@@ -162,6 +162,24 @@ PADDED: RowLayout = Padded()
 PACKED: RowLayout = Packed()
 
 
+def filled(packed: MicroBatch, tokens: int) -> MicroBatch:
+    """Packed rows, filled up to so many tokens by rows that nobody looks at, as long as the longest of them."""
+    if not (more := tokens - packed.width):
+        return packed
+    lengths_B = packed.inputs["row_lengths"]
+    longest = int(lengths_B.max())
+    lengths_B = torch.cat([lengths_B, lengths_B.new_tensor([*[longest] * (more // longest), more % longest])])
+    lengths_B = lengths_B[lengths_B > 0]
+    inputs = {
+        **packed.inputs,
+        "input_ids": F.pad(packed.inputs["input_ids"], (0, more)),
+        "position_ids": torch.cat([packed.inputs["position_ids"], torch.arange(more)[None] % longest], dim=1),
+        "row_lengths": lengths_B,
+        "row_starts": F.pad(lengths_B.cumsum(0), (1, 0)).int(),
+    }
+    return replace(packed, inputs=inputs, filler=more)
+
+
 ROOM = 2  # tokens of rests for each shared one in a micro-batch: what is shared is then a third of it at most
 ROWS_AT_ONCE = 256  # rows that are read at a time
 

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
@@ -26,8 +25,8 @@ from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
 from workbench.training import capacity
 from workbench.training.distributed.data_parallel import own_rows
-from workbench.training.distributed.pipeline import Absent
 from workbench.training.distributed.placement import Placement
+from workbench.training.distributed.sharding import is_whole
 
 FILE = "scored_rows.json"  # in a run directory: results of an interrupted scoring, deleted once the scores are written
 T = TypeVar("T")
@@ -141,7 +140,7 @@ def over_rows(
     """
     device = next(model.parameters()).device
     size = capacity.forward_tokens(device, width=anatomy.hidden_size(model.config))  # type: ignore[arg-type]
-    shares_weights = any(isinstance(each, DTensor | Absent) or hasattr(each, "ds_id") for each in model.parameters())
+    shares_weights = not all(map(is_whole, model.parameters()))
     result_by_row: dict[int, T] = {} if scoring is None else scoring.results(content)
     indices: Indices
 

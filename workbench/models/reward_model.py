@@ -131,8 +131,14 @@ def save(live: RewardModel, folder: Path, *, adapter: Callable[[Path], None] | N
     classifier.save(live.classifier, folder, adapter=adapter)
 
 
-def load(run: Path, config: RunConfig, template: Callable[[PreTrainedTokenizerBase], ChatEncoder]) -> RewardModel:
+def load(
+    run: Path,
+    config: RunConfig,
+    template: Callable[[PreTrainedTokenizerBase], ChatEncoder],
+    *,
+    waiting: bool = False,
+) -> RewardModel:
     """The reward model that the run at `run` shipped, in evaluation mode. `template`: how conversations are written,
     from the tokenizer that was saved."""
     tokenizer = exported.load_tokenizer(run, config)
-    return RewardModel(classifier.load(run, config), tokenizer, template(tokenizer))
+    return RewardModel(classifier.load(run, config, waiting=waiting), tokenizer, template(tokenizer))

@@ -19,7 +19,7 @@ from torch import Tensor
 from workbench.config.sections.distributed_config import DistributedConfig, Place
 from workbench.models import weight_formats
 from workbench.planning.dry_trainings import Model
-from workbench.training.distributed.sharding import blocks_apart
+from workbench.training.distributed.sharding import blocks_apart, is_here
 from workbench.training.distributed.zero_offload import KEPT_ELEMENTS
 
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER = "weights", "masters", "gradients", "optimizer"
@@ -328,10 +328,10 @@ def contents_of(fit: Model, *, optimizer: int) -> Contents:
     computing = [each for each in fit.masters.computing().values() if each.requires_grad and each.numel()]
     trained = tuple(each.numel() for each in computing)
     element = max((each.element_size() for each in computing), default=4)
-    frozen = {id(each): each for each in fit.model.parameters() if not each.requires_grad and _is_here(each)}
+    frozen = {id(each): each for each in fit.model.parameters() if not each.requires_grad and is_here(each)}
     known = {id(each) for each in chain(frozen.values(), computing)}
     rest: dict[int, Tensor] = {id(each): each for each in chain(weight_formats.held(fit.model), fit.model.buffers())}
-    rest = {key: each for key, each in rest.items() if _is_here(each)}
+    rest = {key: each for key, each in rest.items() if is_here(each)}
     head = fit.freezer.backbone.get_output_embeddings()
     return Contents(
         trained=trained,
@@ -349,8 +349,3 @@ def contents_of(fit: Model, *, optimizer: int) -> Contents:
             for weights in (list(block.parameters()) for block in blocks_apart(fit.model))
         ),
     )
-
-
-def _is_here(tensor: Tensor) -> bool:
-    """Whether it has memory for its values: what other stages of a pipeline hold has none."""
-    return tensor.untyped_storage().nbytes() >= tensor.nbytes

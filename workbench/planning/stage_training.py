@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.packing import RowLayout
+from workbench.models import backbones
 from workbench.planning.dry_trainings import SingleTraining
-from workbench.training.distributed.pipeline import Pipelined
+from workbench.training.distributed.pipeline import Line, Pipelined
 from workbench.training.trainer import Trainer
 
 
@@ -24,14 +29,49 @@ class StageTraining(SingleTraining):
     def __init__(self, fit: Trainer) -> None:
         super().__init__(fit)
         assert isinstance(fit.masters, Pipelined)
-        line = fit.masters.line
-        alive = -(-line.in_flight // len(line.own))
+        self._stages, line = fit.masters, fit.masters.line
+        self._stages.carry_out = self._carried_out
+        self._buffers: list[Tensor] = []
+        self._compute = fit.compute
+        alive = -(-in_flight(line) // len(line.own))
         self.arrangement: RowLayout = AliveAtOnce(fit.arrangement, alive, lambda: fit.tokens)
 
     def micro_batches(self) -> Iterator[list[Indices]]:
         """All rows of a step, which the training cuts itself."""
         for parts in super().micro_batches():
             yield [np.concatenate(parts)]
+
+    def _carried_out(self, count: int, tokens: int) -> list[Tensor]:
+        """As much as the fullest moment of a step holds, where nobody sends anything; returns the losses."""
+        line, device = self._stages.line, backbones.device()
+        received = partial(torch.empty, 1, tokens, self._stages.stages.width, dtype=self._compute, device=device)
+        if not self._buffers:  # torch's, for what arrives of each micro-batch in both directions
+            ways = sum((stage > 0) + (stage < line.stages - 1) for stage in line.own)
+            self._buffers = [received() for _ in range(ways * count)]
+        losses, live = list[Tensor](), list[tuple[int, Tensor]]()
+
+        def finish() -> None:
+            number, output = live.pop(0)
+            if output.requires_grad:
+                with self._stages.recomputing(number):
+                    output.backward(None if output.ndim == 0 else torch.empty_like(output))
+
+        for number, stage in itertools.product(range(count), line.own):
+            if len(live) == in_flight(line):
+                finish()
+            hidden = self._stages.compute(stage, number, received(requires_grad=True) if stage > 0 else None)
+            live.append((number, hidden))
+            losses += [hidden.detach()] if hidden.ndim == 0 else []
+        while live:
+            finish()
+        return losses
+
+
+def in_flight(line: Line) -> int:
+    """Passes of a stage between whose forward and backward there may be others, in a step of many."""
+    if line.schedule == "1f1b":
+        return line.size - line.place
+    return 2 * line.size if line.schedule == "zero_bubble" else line.size + 2 * (line.size - 1 - line.place) + 1
 
 
 class AliveAtOnce(RowLayout):

@@ -12,8 +12,8 @@ Legend: N units of a global batch, U of a micro-batch, D numbers of an output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from workbench.data import packing
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.packing import RowLayout
 from workbench.data.prefetch import Prefetcher
@@ -29,6 +30,7 @@ from workbench.runs.ranks import Ranks
 from workbench.training import row_losses
 from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.distributed.data_parallel import RowShare, share_rows
+from workbench.training.distributed.pipeline import Pass, Pipelined
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.master_weights import MasterWeights
 from workbench.training.optim import noise_scale
@@ -79,8 +81,10 @@ class GradientAccumulation:
             parts: Receives the gradients of parts of the batch, to estimate their noise.
             step: From 0.
         """
-        seen, sharded = self.member.seen, isinstance(self.masters, Sharded)
-        supervised, factor = seen.supervised[rows].sum().item(), self.ranks.world if sharded else 1
+        if isinstance(self.masters, Pipelined):
+            return self._add_in_stages(self.masters, rows, step=step)
+        seen, supervised = self.member.seen, self.member.seen.supervised[rows].sum().item()
+        factor = self.masters.counted if isinstance(self.masters, Sharded) else 1
         loss = torch.zeros((), device=self.device)
         for part_rows in [rows] if parts is None else noise_scale.cut(rows):
             shares = self._shares(part_rows, seen.lengths)
@@ -96,6 +100,28 @@ class GradientAccumulation:
             if parts is not None:
                 parts.add(len(part_rows), share=seen.supervised[part_rows].sum().item() / supervised)
         return loss
+
+    def _add_in_stages(self, masters: Pipelined, rows: Indices, *, step: int) -> Tensor:
+        """`add` where each process holds some blocks, through which micro-batches of one length go in turn."""
+        seen, supervised = self.member.seen, self.member.seen.supervised[rows].sum().item()
+        shares = self._shares(rows, seen.lengths)
+        filling = masters.line.micro_batches(len(shares)) - len(shares)
+        shares += [RowShare(shares[-1].rows[-1:], counts=False)] * filling
+        tokens = max(self.tokens, *(int(seen.lengths[share.rows].sum()) for share in shares))
+
+        def through(share: RowShare) -> Pass:
+            laid = self.arrangement.batch(seen, share.rows, epoch=self.member.epoch)
+            batch = packing.filled(laid, tokens).to(self.device)
+
+            @contextmanager
+            def around(heard: bool) -> Iterator[None]:
+                counted = share.rows if heard and share.counts else share.rows[:0]
+                with self.noise(batch, share.rows, seen, step=step), self.row_losses.of(counted, batch):
+                    yield
+
+            return Pass(batch, share.counts / supervised, around)
+
+        return masters.add([through(share) for share in shares]).to(self.device)
 
     @torch.no_grad()
     def losses_now(self, rows: Indices, *, labels: bool) -> RowLosses:
@@ -120,13 +146,14 @@ class GradientAccumulation:
     def look(self, rows: Indices, look: StepLook) -> None:
         """Let a loss measure what it depends on over all rows of the step, without dropout and gradients."""
         lengths, in_step = look.rows.lengths, isinstance(self.masters, Sharded)
-        shares = share_rows(rows, lengths, self.arrangement, tokens=self.tokens, ranks=self.ranks, in_step=in_step)
+        shares = share_rows(rows, lengths, self.arrangement, tokens=self.tokens, ranks=self.groups, in_step=in_step)
 
         def read() -> list[Tensor]:
             return [look.measure(self.arrangement.lay(look.rows.batch(each.rows)).to(self.device)) for each in shares]
 
         measured = [each for share, each in zip(shares, self._evaluated(read), strict=True) if share.counts]
-        parts = [part for part in self.ranks.gathered([each.tolist() for each in measured]) if part]
+        by_rank = self.ranks.gathered([each.tolist() for each in measured])
+        parts = [part for part in by_rank[:: self.ranks.world // self.groups.world] if part]
         sums = torch.tensor([each for part in parts for each in part], dtype=torch.float64).sum(0)
         look.take(sums.to(self.device))
 
@@ -166,6 +193,8 @@ class CachedGradients:
     backward: Callable[[Tensor], None]
     """Adds to the gradients of what trains."""
     noise: Noise
+    groups: Ranks
+    """The groups of processes that deal the units of a step among them."""
     ranks: Ranks
     device: torch.device
 
@@ -179,7 +208,7 @@ class CachedGradients:
         """
         whole = BatchLoss(*self.loss.of(seen, rows))
         lengths = whole.units.lengths
-        shares = share_rows(whole.numbers, lengths, self.arrangement, tokens=tokens, ranks=self.ranks, in_step=False)
+        shares = share_rows(whole.numbers, lengths, self.arrangement, tokens=tokens, ranks=self.groups, in_step=False)
         parts = [share.rows for share in shares]
         places = [torch.from_numpy(np.searchsorted(whole.numbers, part)).to(self.device) for part in parts]
         outputs_ND, kept = self._outputs(whole, parts, places, step)
@@ -210,7 +239,8 @@ class CachedGradients:
         kept = computed[-1] if parts else None
         width = max(self.ranks.gathered(kept.shape[1] if kept is not None else 0))
         outputs_ND = torch.zeros(len(whole.numbers), width, device=self.device)
-        for place_U, own_UD in zip(places, computed, strict=True):
+        first = self.ranks.rank % (self.ranks.world // self.groups.world) == 0  # the others of a group have the same
+        for place_U, own_UD in zip(places, computed, strict=True) if first else ():
             outputs_ND[place_U] = own_UD.detach()
         self.ranks.add_up([outputs_ND], bucket_bytes=outputs_ND.nbytes)
         return outputs_ND.requires_grad_(), kept

@@ -28,7 +28,7 @@ from workbench.training import (
     packing,
     progressive_stacking,
 )
-from workbench.training.distributed import pipeline, sequence, tensor_parallel
+from workbench.training.distributed import layout_checks
 from workbench.training.freezing.layer_map import LayerMap, stack
 from workbench.training.optim import optimizers
 
@@ -82,15 +82,13 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
         if getattr(config.batch, key) is not True:
             continue
         require(packing.refusal(model.config, longest=int(splits[0].longest_sequences.max()), reads_packed=True))
-    sequence.require(config, model.config, longest=int(splits[0].lengths.max()))
-    tensor_parallel.require(config, model)
     adapters.require_fit(model, config.adapter)
     activation_checkpointing.require(config, model)
     kernels.require(config, model, backbones.device())
     _require_savings(config, model)
     _require_layers(config, model)
     modules = config.adapter.modules(model)
-    pipeline.require(config, model, modules)
+    layout_checks.require_backbone(config, model, modules, longest=int(splits[0].lengths.max()))
     _require_matrices(config, model)
     return modules
 

@@ -33,7 +33,7 @@ from workbench.training.distributed.sharding import Sharded, Trainable
 from workbench.training.freezing import observers
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
-from workbench.training.gradient_accumulation import GradientAccumulation
+from workbench.training.gradient_accumulation import CachedGradients, GradientAccumulation
 from workbench.training.master_weights import MasterWeights
 from workbench.training.method_choice import MethodChoice
 from workbench.training.optim import own_optimizers
@@ -43,7 +43,6 @@ from workbench.training.optim.sharpness_aware import Sharpness
 from workbench.training.row_losses import RowLossWatch
 from workbench.training.sampling import sampler as sampling
 from workbench.training.signal import Loss, ProgressClock, TrainingSignal
-from workbench.training.step_gradients import of_whole_steps
 from workbench.training.step_metrics import forget_peak, measured, peak_bytes
 from workbench.training.step_noise import StepNoise
 from workbench.training.trackers import Trackers
@@ -100,9 +99,9 @@ class Trainer:
         self.exchange = GradientExchange(self.config, self.masters, self.ranks)
         packed = self.arrangement.packed
         self.step_noise = StepNoise(self.config, self.freezer, self.masters, self.device, packed=packed)
-        around = (self.masters, self.arrangement, self.step_noise.of, self.ranks, self.device)
-        self.row_losses, epoch = RowLossWatch(self.signal.tap), lambda: self.member.epoch
-        self.cached = of_whole_steps(self.signal.whole, *around, epoch=epoch, watch=self.row_losses)
+        self.row_losses, groups, compared = RowLossWatch(self.signal.tap), self.placement.groups, self.signal.whole
+        around = (self.arrangement, self.masters.backward, self.step_noise.of, groups, self.ranks, self.device)
+        self.cached = None if compared is None else CachedGradients(compared, *around)
         self.noise = NoiseScale()
         self.sharpness = Sharpness(self.config.optimizer, self.masters)
         self.choice = MethodChoice(self.model, self.config, self.signal, device=self.device, ranks=self.ranks)
@@ -118,7 +117,7 @@ class Trainer:
             self.forward,
             self.masters,
             self.arrangement,
-            groups=self.placement.groups,
+            groups=groups,
             ranks=self.ranks,
             device=self.device,
             noise=self.step_noise.of,

@@ -23,6 +23,7 @@ FACTS = register(
         records_losses=True,
         packs=True,
         devices=True,
+        pipeline=None,
         grows=True,
         banked=True,
         fleets=True,

@@ -118,6 +118,7 @@ FACTS = register(
         likelihoods="compares them as they are",
         generates_rows=True,
         sharded="writes with the whole model, and sharding cuts it. Leave section distributed out.",
+        tensor="writes with the whole model",
         one_device_scores="has its answers judged by rewards, on one device",
         sections=("rewards", "reinforce"),
         check=_check,

@@ -87,9 +87,9 @@ class RatingRun(SingleRun[RewardModel, R], ABC):
         return own
 
     def load(self) -> RewardModel:
-        return load(self.run.home, self.config)
+        return load(self.run.home, self.config, waiting=self.placement.waiting)
 
 
-def load(run: Path, config: RunConfig) -> RewardModel:
+def load(run: Path, config: RunConfig, *, waiting: bool = False) -> RewardModel:
     """The reward model that the run at `run` shipped."""
-    return reward_model.load(run, config, lambda tokenizer: chat_encoder(config, tokenizer))
+    return reward_model.load(run, config, lambda tokenizer: chat_encoder(config, tokenizer), waiting=waiting)

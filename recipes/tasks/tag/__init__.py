@@ -31,6 +31,7 @@ FACTS = register(
         devices=True,
         folds=True,
         averages=lambda config: True,
+        pipeline=None,
         banked=True,
         fleets=True,
         students="workbench.recipes.over.distill_tags",

@@ -74,7 +74,7 @@ def test_equal_to_one_graph_for_any_micro_batch(model: Any, form: str, config: E
     wanted, gradients = _plain(attached, loss, rows, chosen)
     assert wanted.item() > 0 and any(each.abs().max() > 1e-4 for each in gradients)
     for tokens, way in ((10_000, PADDED), (60, PADDED), (24, PADDED), (10_000, PACKED), (60, PACKED)):
-        around = (lambda part: part.backward(), partial(noise, packed=way.packed), ALONE, torch.device("cpu"))
+        around = (lambda part: part.backward(), partial(noise, packed=way.packed), ALONE, ALONE, torch.device("cpu"))
         cached = CachedGradients(loss, way, *around)
         attached.zero_grad()
         found = cached.add(rows, chosen, step=STEP, tokens=tokens)
@@ -169,6 +169,7 @@ def test_memory_holds_one_graph(model: Any, tmp_path: Path) -> None:
         PADDED,
         lambda part: part.backward(),
         noise,
+        ALONE,
         ALONE,
         torch.device("cpu"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
+from workbench.config import task_facts
 from workbench.config.sections.run_sections import RunSections
 
 METHODS = ("lora", "rslora", "lora+", "full")
@@ -23,8 +24,15 @@ def mistakes(config: RunSections) -> Iterator[str]:
     }
     for name, reasons in by_name.items():
         if (size := getattr(layout, name)) > 1:
-            for why, cure in reasons:
+            for why, cure in chain(_of_recipe(config, name), reasons):
                 yield f"distributed.{name}={size} {why}. Write {cure}, or distributed.{name}=1."
+
+
+def _of_recipe(config: RunSections, name: str) -> Iterator[tuple[str, str]]:
+    """Yield a reason, and what to write instead of its cause, where the task's facts or a recipe over it have one."""
+    if why := "trains several models" if config.over is not None else getattr(config.task, name):
+        able = task_facts.names(lambda task: getattr(task, name) is None)
+        yield f"does not go with recipe={config.recipe}, which {why}", f"recipe={able}"
 
 
 def _of_stages(config: RunSections) -> Iterator[tuple[str, str]]:
@@ -48,7 +56,7 @@ def _of_stages(config: RunSections) -> Iterator[tuple[str, str]]:
         yield "was not tried with model.compute=float16", "model.compute=bfloat16"
     if model.dropout:
         yield "has no device that draws for all blocks, as model.dropout does", "model.dropout=false"
-    if config.evaluate.answers:
+    if config.evaluate.answers and config.task.writes_text:
         yield "writes no answers: each token would go through all devices", "evaluate.answers=0"
 
 
@@ -73,8 +81,6 @@ def _untried(config: RunSections) -> Iterator[tuple[str, str]]:
 def _of_models(config: RunSections) -> Iterator[tuple[str, str]]:
     """Yield settings, and what to write instead of each."""
     adapter = config.adapter
-    if not config.task.parted or config.over is not None:
-        yield f"recipe={config.recipe}", "recipe=sft"
     if config.distributed.pipeline > 1 and adapter.method not in METHODS:
         yield f"adapter.method={adapter.method} ({', '.join(METHODS)} were)", "adapter.method=lora"
     if getattr(adapter, "experts", False):
@@ -125,8 +131,6 @@ def _row_choices(config: RunSections) -> Iterator[tuple[str, str]]:
 def _of_parts_of_rows(config: RunSections) -> Iterator[tuple[str, str]]:
     """Yield a reason, and what to write instead of its cause."""
     method = config.adapter.method
-    if not config.task.parted or config.over is not None:
-        yield f"is for long rows of recipe=sft; recipe={config.recipe} reads a row's first or last token", "recipe=sft"
     if config.model.attention not in ("auto", "sdpa"):
         yield f"needs sdpa, and model.attention={config.model.attention} is another kernel", "model.attention=sdpa"
     if config.adapter.facts.no_packing:

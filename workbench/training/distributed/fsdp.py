@@ -5,8 +5,7 @@ Zhao et al. 2023, arXiv:2304.11277.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import torch
@@ -14,15 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
 from workbench.models import backbones
 from workbench.models.weight_formats import HALVES
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed.sharding import Sharded, Trainable, homes, place_model
-from workbench.training.optim import optimizer_states
+from workbench.training.distributed.sharding import TorchSharded, Trainable, place_model
 
 T = TypeVar("T")
 _REDUCED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -86,7 +84,7 @@ class ShardedReader:
         return result
 
 
-class FullySharded(Sharded):
+class FullySharded(TorchSharded):
     """The trainable parameters of a model that FSDP2 cuts, frozen ones too."""
 
     def __init__(self, whole: Trainable) -> None:
@@ -95,16 +93,11 @@ class FullySharded(Sharded):
             whole.model, section, whole.ranks, compute=whole.compute, auxiliary=whole.auxiliary
         )
         super().__init__(whole)
-        self._homes = {name: homes(self._shared.module, parameter) for name, parameter in self._named.items()}
 
     def forward(self, batch: MicroBatch, scale: float) -> Tensor:
         """The loss, with a graph."""
         # FSDP2 takes the mean over processes.
         return self._shared.forward(lambda: self._loss(batch, scale * self._ranks.world))
-
-    def backward(self, loss: Tensor) -> None:
-        """Add to the gradients, and send them to where they belong."""
-        loss.backward()
 
     def reading(self, work: Callable[[], T]) -> T:
         """Result of `work`, with the modules outside of blocks gathered meanwhile."""
@@ -114,47 +107,6 @@ class FullySharded(Sharded):
         """Clip the gradients of all processes."""
         total_norm = nn.utils.clip_grad_norm_(list(self._named.values()), max_norm)
         return total_norm.full_tensor() if isinstance(total_norm, DTensor) else total_norm
-
-    def values(self) -> Mapping[str, Tensor]:
-        """The float32 masters, gathered on the host of the first process one by one; empty tensors elsewhere."""
-        return {name: self._gathered(parameter) for name, parameter in self._named.items()}
-
-    def states(self) -> Mapping[str, Tensor]:
-        """Optimizer states as if one process held all."""
-        assert self._optimizer is not None
-        local_states = optimizer_states.state_tensors(self._optimizer, self._named)
-        return {key: self._gathered(tensor) for key, tensor in local_states.items()}
-
-    @torch.no_grad()
-    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
-        """Set the masters and the optimizer's share of this process."""
-        assert self._optimizer is not None
-        for name, parameter in self._named.items():
-            parameter.copy_(_cut(values[name], parameter))
-        if states is not None:
-            own = {key: self._cut_state(key, tensor) for key, tensor in states.items()}
-            optimizer_states.load_state(self._optimizer, self._named, own)
-
-    @contextmanager
-    def exposed(self) -> Iterator[None]:
-        """The first process' model holds whole float32 masters inside the block, so that these are what is saved."""
-        self._put({name: nn.Parameter(value) for name, value in self.values().items()})
-        try:
-            yield
-        finally:
-            self._put(self._named)
-
-    def _put(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        for name, parameter in parameters.items():
-            for module, own in self._homes[name]:
-                module._parameters[own] = parameter
-
-    def _gathered(self, tensor: Tensor) -> Tensor:
-        return self._kept(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
-
-    def _cut_state(self, key: str, tensor: Tensor) -> Tensor:
-        parameter = self._named.get(key.rpartition("|")[0])
-        return tensor if parameter is None or tensor.shape != parameter.shape else _cut(tensor, parameter)
 
 
 class _Called(nn.Module):
@@ -166,13 +118,6 @@ class _Called(nn.Module):
 
     def forward(self, work: Callable[[], T]) -> T:
         return work()
-
-
-def _cut(tensor: Tensor, like: nn.Parameter) -> Tensor:
-    """The share of this process, of what every process holds."""
-    assert isinstance(like, DTensor)
-    whole = tensor.to(device=like.device_mesh.device_type, dtype=like.dtype)
-    return distribute_tensor(whole, like.device_mesh, like.placements)
 
 
 def _mesh(section: DistributedConfig, ranks: Ranks) -> DeviceMesh:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import torch
+from peft import LoraConfig
+from transformers import PreTrainedModel
 
-from workbench.adapters import Full
-from workbench.adapters.method import Method
-from workbench.config import RunConfig
+from workbench.adapters import Full, anatomy
+from workbench.adapters.method import ExtraParameters, Method
+from workbench.config import RunConfig, TrainingSections
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
+from workbench.models import attention_backend
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed import zero_offload
+from workbench.training.distributed import tensor_parallel, zero_offload
 
 OVER_CUT = ("lora", "rslora", "lora+")
 """Methods that start without reading the weights below them, which are packed once they are cut."""
@@ -32,6 +35,87 @@ def require(config: RunConfig, ranks: Ranks) -> None:
     ]
     if refusals:
         raise ConfigError("\n  ".join(["This run cannot be shared as it is:", *refusals]))
+
+
+def require_backbone(config: TrainingSections, model: PreTrainedModel, modules: Sequence[str], *, longest: int) -> None:
+    """Raise ConfigError where the blocks of a backbone, or its rows, cannot be cut or dealt to devices as is asked.
+
+    Args:
+        modules: Names of the modules that get an adapter, or their ends.
+        longest: Tokens of the longest row.
+    """
+    section = config.distributed
+    for name, refusals in {
+        "sequence": _of_parts_of_rows(config, model, longest),
+        "tensor": _of_cut_blocks(config, model),
+        "pipeline": _of_stages(config, model, modules),
+    }.items():
+        if (size := getattr(section, name)) > 1 and (why := next(refusals, None)):
+            raise ConfigError(f"distributed.{name}={size} {why}")
+
+
+def _of_parts_of_rows(config: TrainingSections, model: PreTrainedModel, longest: int) -> Iterator[str]:
+    if why := attention_backend.packing_refusal(model.config, longest=longest, rows="rows in parts"):
+        yield f"cuts rows: {why}. Write distributed.sequence=1, and zero=3 where the backbone is too large."
+    yield from _of_heads(config, model, "sequence", instead="Write distributed.sequence=1.")
+
+
+def _of_heads(config: TrainingSections, model: PreTrainedModel, name: str, *, instead: str) -> Iterator[str]:
+    size, body = getattr(config.distributed, name), model.config.get_text_config(decoder=True)
+    heads: int = body.num_attention_heads
+    keys: int = getattr(body, "num_key_value_heads", None) or heads
+    if heads % size or keys % size:
+        able = [number for number in range(2, keys + 1) if not (heads % number or keys % number)]
+        cure = f"Write distributed.{name}={'|'.join(map(str, able))}." if able else instead
+        yield (
+            f"gives each device an even part of the heads of attention, and model.id={config.model.id} has {heads}, "
+            f"with {keys} of keys and values. {cure}"
+        )
+
+
+def _of_cut_blocks(config: TrainingSections, model: PreTrainedModel) -> Iterator[str]:
+    styles, instead = tensor_parallel.plan(model.config), "Write distributed={zero: 3}."
+    if not styles:
+        yield f"needs a plan of transformers (base_model_tp_plan), and {model.config.model_type} has none. {instead}"
+    if any(style.startswith(("moe", "packed", "mla")) for style in styles.values()):
+        yield f"was not tried with mixtures of experts. {instead}"
+    yield from _of_heads(config, model, "tensor", instead=instead)
+    if isinstance(config.adapter, Full):
+        return
+    adapter, starts = config.adapter.to_peft(model, ExtraParameters()), type(config.adapter).initialise
+    plain = type(adapter) is LoraConfig and not (adapter.use_dora or adapter.alora_invocation_tokens)
+    if not plain or starts is not Method.initialise:
+        yield (
+            f"leaves cutting an adapter to PEFT, which cuts the two matrices of plain LoRA (peft.tuners.lora): "
+            f"adapter.method={config.adapter.method} is more than these. Write adapter.method=lora, or distributed="
+            "{zero: 3}."
+        )
+
+
+def _of_stages(config: TrainingSections, model: PreTrainedModel, modules: Sequence[str]) -> Iterator[str]:
+    section, kind = config.distributed, model.config.model_type
+    if kind not in attention_backend.FAMILIES:
+        yield (
+            f"computes packed rows, and {kind} is none of the architectures that are known to "
+            f"({', '.join(attention_backend.FAMILIES)}). Write distributed.pipeline=1, and zero=3 where the backbone "
+            "is too large."
+        )
+        return
+    (blocks,) = anatomy.blocks(model)
+    each = 1 if section.schedule == "1f1b" else 2
+    if len(blocks) < each * section.pipeline:
+        able = f"distributed.pipeline={len(blocks) // each} or less"
+        yield (
+            f"needs {each * section.pipeline} blocks with schedule={section.schedule}, and model.id={config.model.id} "
+            f"has {len(blocks)}. Write {able if len(blocks) >= 2 * each else 'distributed.schedule=1f1b'}."
+        )
+    inside, ends = tuple(f"{block}." for block in blocks), tuple(f".{name}" for name in modules)
+    outside = [name for name, _ in model.named_modules() if not name.startswith(inside) and f".{name}".endswith(ends)]
+    if outside:
+        yield (
+            f"deals adapters with their blocks, and adapter.targets names {outside[0]}, which is in none. "
+            "Write adapter.targets=all-linear, or distributed.pipeline=1."
+        )
 
 
 def require_members(count: int, ranks: Ranks) -> None:

@@ -13,9 +13,9 @@ from workbench.data.batching import MicroBatch
 from workbench.data.packing import RowLayout
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
-from workbench.training.distributed import sequence, tensor_parallel, zero_offload
+from workbench.training.distributed import pipeline, sequence, sharding, tensor_parallel, zero_offload
 from workbench.training.distributed.fsdp import FullySharded, ShardedReader
-from workbench.training.distributed.pipeline import Pipelined, PipelineReader
+from workbench.training.distributed.pipeline import Pipelined, Stages
 from workbench.training.distributed.sharding import Loss, Sharded, Trainable
 from workbench.training.distributed.tensor_parallel import TensorParallel
 from workbench.training.distributed.zero import ZeroParameters
@@ -50,7 +50,7 @@ class Placement:
     @property
     def groups(self) -> Ranks:
         """The groups of processes that deal the rows of a step among them, each row to all processes of one."""
-        return sequence.dealt(self.config, self.ranks)
+        return sharding.dealt(self.config, self.ranks)
 
     @property
     def dealt(self) -> Ranks:
@@ -90,7 +90,7 @@ class Placement:
         Where they do not, work is just done.
         """
         if self.config.pipeline > 1:
-            return PipelineReader(model, self.config, self.ranks)
+            return Stages(model, pipeline.line(self.config, self.ranks)).read
         if self.config.tensor > 1:
             tensor_parallel.cut(model, self.config, self.ranks)
             return _called

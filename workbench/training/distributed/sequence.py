@@ -10,24 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional as F
-from transformers import PretrainedConfig
 
-from workbench.config import TrainingSections
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.packing import MASK, NO_MASK, RowLayout
-from workbench.errors import ConfigError
-from workbench.models import attention_backend, backbones
 from workbench.models.sequence_attention import SequenceGroup
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed.sharding import Loss
+from workbench.training.distributed.sharding import Loss, mesh
 
 
 def group(section: DistributedConfig, ranks: Ranks) -> SequenceGroup:
@@ -39,11 +33,6 @@ def group(section: DistributedConfig, ranks: Ranks) -> SequenceGroup:
     if size == 1 or ranks.alone:
         return SequenceGroup(size - 1, size)
     return SequenceGroup(ranks.rank % size, size, mesh(ranks.world, size).get_group("group"))
-
-
-def dealt(section: DistributedConfig, ranks: Ranks) -> Ranks:
-    """The groups as they share the rows of a step: number of this process's, and how many there are."""
-    return Ranks(ranks.rank // section.rows_together, max(1, ranks.world // section.rows_together))
 
 
 def arranged(whole: RowLayout, own: SequenceGroup) -> RowLayout:
@@ -61,29 +50,6 @@ def within(loss: Loss, own: SequenceGroup) -> Loss:
         return loss(replace(batch, inputs=inputs), scale)
 
     return shared
-
-
-def require(config: TrainingSections, backbone: PretrainedConfig, *, longest: int) -> None:
-    """Raise ConfigError where the rows of a backbone cannot be cut in parts.
-
-    Args:
-        longest: Tokens of the longest row.
-    """
-    size, body = config.distributed.sequence, backbone.get_text_config(decoder=True)
-    if size == 1:
-        return
-    place = f"distributed.sequence={size}"
-    if why := attention_backend.packing_refusal(backbone, longest=longest, rows="rows in parts"):
-        raise ConfigError(f"{place}: {why}. Write distributed.sequence=1, and zero=3 where the backbone is too large.")
-    heads: int = body.num_attention_heads
-    keys: int = getattr(body, "num_key_value_heads", None) or heads
-    if heads % size or keys % size:
-        able = [number for number in range(2, keys + 1) if heads % number == 0 and keys % number == 0]
-        cure = f"distributed.sequence={'|'.join(map(str, able))}" if able else "distributed.sequence=1"
-        raise ConfigError(
-            f"{place} gives each device an even part of the heads of attention, and model.id={config.model.id} has "
-            f"{heads}, with {keys} of keys and values. Write {cure}."
-        )
 
 
 class RowParts(RowLayout):
@@ -146,9 +112,3 @@ class RowParts(RowLayout):
 def _longer(position_BL: Tensor, more: int) -> Tensor:
     """Positions of so many further tokens, a row of their own that nobody looks at."""
     return torch.cat([position_BL, torch.arange(more).expand(len(position_BL), -1)], dim=1)
-
-
-@lru_cache
-def mesh(world: int, size: int) -> DeviceMesh:
-    """Groups of so many processes that compute the same rows, neighbours: their links are the fastest."""
-    return init_device_mesh(backbones.device().type, (world // size, size), mesh_dim_names=("data", "group"))

@@ -5,19 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from workbench.adapters import anatomy
 from workbench.config import TrainingSections
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
 from workbench.models import backbones
 from workbench.runs.ranks import Ranks
 from workbench.training.master_weights import AUXILIARY
+from workbench.training.optim import optimizer_states
 from workbench.training.optim.optimizer_states import OptimizerStep
 
 Loss = Callable[[MicroBatch, float], Tensor]
@@ -54,16 +60,6 @@ def _apart(model: nn.Module) -> Callable[[nn.Module], bool]:
     return apart
 
 
-def homes(model: nn.Module, parameter: nn.Parameter) -> list[tuple[nn.Module, str]]:
-    """Where a parameter is: in several modules where these share it."""
-    return [
-        (module, own)
-        for module in model.modules()
-        for own, candidate in module._parameters.items()
-        if candidate is parameter
-    ]
-
-
 @dataclass(frozen=True)
 class Trainable:
     """A model that trains, and how."""
@@ -86,12 +82,7 @@ class Trainable:
 
 
 class Sharded(OptimizerStep, ABC):
-    """The trainable parameters of a model that processes share, and the steps of their optimizer.
-
-    `values` and `states` gather tensors one by one on the host of the first process, and give empty ones elsewhere.
-    """
-
-    _optimizer: torch.optim.Optimizer | None = None
+    """The trainable parameters of a model that processes share, and the steps of their optimizer."""
 
     def __init__(self, whole: Trainable) -> None:
         self._ranks, named = whole.ranks, whole.parameters()
@@ -106,24 +97,18 @@ class Sharded(OptimizerStep, ABC):
 
     computing = named
 
+    @property
+    def counted(self) -> int:
+        """How often each row counts in the sum of what `forward` gives in all processes: engines take its mean."""
+        return self._ranks.world
+
     def refresh(self) -> None:
         """Do nothing: DeepSpeed and FSDP2 copy masters themselves."""
         return
 
+    @abstractmethod
     def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> Sharded:
         """From now on the steps of `optimizer` are taken here."""
-        self._optimizer = optimizer
-        return self
-
-    def take(self) -> None:
-        """Take the step, of what this process holds."""
-        assert self._optimizer is not None
-        self._optimizer.step()
-
-    def clear(self) -> None:
-        """Free the gradients."""
-        assert self._optimizer is not None
-        self._optimizer.zero_grad(set_to_none=True)
 
     @abstractmethod
     def forward(self, batch: MicroBatch, scale: float) -> Tensor:
@@ -143,3 +128,157 @@ class Sharded(OptimizerStep, ABC):
 
     def _kept(self, tensor: Tensor) -> Tensor:
         return tensor.detach().cpu().clone() if self._ranks.first else tensor.new_empty(0, device="cpu")
+
+
+class TorchSharded(Sharded):
+    """Parameters whose parts torch's optimizers step, each process its own.
+
+    `values` and `states` gather tensors one by one on the host of the first process, and give empty ones, or parts,
+    elsewhere.
+    """
+
+    _optimizer: torch.optim.Optimizer
+
+    def __init__(self, whole: Trainable) -> None:
+        super().__init__(whole)
+        homes: dict[int, list[tuple[nn.Module, str]]] = {}
+        for module in (*whole.model.modules(), *(whole.auxiliary.modules() if whole.auxiliary is not None else ())):
+            for own, parameter in module._parameters.items():
+                homes.setdefault(id(parameter), []).append((module, own))
+        self._homes = {name: homes[id(parameter)] for name, parameter in self._named.items()}
+        """Modules, and their attributes, that have each parameter: several where they share it."""
+
+    def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> TorchSharded:
+        """From now on the steps of `optimizer` are taken here."""
+        self._optimizer = optimizer
+        return self
+
+    def backward(self, loss: Tensor) -> None:
+        """Add to the gradients."""
+        loss.backward()
+
+    def take(self) -> None:
+        """Take the step, of what this process holds."""
+        self._optimizer.step()
+
+    def clear(self) -> None:
+        """Free the gradients."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def values(self) -> Mapping[str, Tensor]:
+        """The float32 masters."""
+        return self._gathered({name: master.detach() for name, master in self._named.items()})
+
+    def states(self) -> Mapping[str, Tensor]:
+        """Optimizer states as if one process held all."""
+        return self._gathered(optimizer_states.state_tensors(self._optimizer, self._named))
+
+    @torch.no_grad()
+    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
+        """Set the masters and the optimizer's states of this process."""
+        for name, value in self._parts(values).items():
+            self._named[name].copy_(value)
+        if states is not None:
+            optimizer_states.load_state(self._optimizer, self._named, self._parts(states))
+
+    @contextmanager
+    def exposed(self) -> Iterator[None]:
+        """The first process' model holds whole float32 masters inside the block, so that these are what is saved."""
+        before = [(module, own, module._parameters[own]) for homes in self._homes.values() for module, own in homes]
+        self._put({name: nn.Parameter(value) for name, value in self.values().items()})
+        try:
+            yield
+        finally:
+            for module, own, parameter in before:
+                module._parameters[own] = parameter
+
+    def _put(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        for name, parameter in parameters.items():
+            for module, own in self._homes[name]:
+                module._parameters[own] = parameter
+
+    def _gathered(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Whole tensors on the host of the first process, of this process's by name or by key of an optimizer state."""
+        return {key: self._kept(each.full_tensor() if isinstance(each, DTensor) else each) for key, each in own.items()}
+
+    def _parts(self, whole: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What this process holds of whole tensors."""
+        return {key: _cut(each, self._named.get(parameter_of(key))) for key, each in whole.items()}
+
+
+class Grouped(TorchSharded):
+    """Parameters of which the processes of a group hold parts; groups share the rows of a step."""
+
+    def __init__(self, whole: Trainable) -> None:
+        super().__init__(whole)
+        self._loss, section, ranks = whole.loss, whole.config.distributed, whole.ranks
+        self.groups, self._bucket_bytes = dealt(section, ranks), section.bucket_bytes
+        both = None if ranks.alone else mesh(ranks.world, section.rows_together)
+        self._mesh = None if both is None else both["group"]
+        self._others = None if both is None or self.groups.world == 1 else both.get_group("data")
+
+    @property
+    def counted(self) -> int:
+        """The processes of a group compute the same rows."""
+        return self._ranks.world // self.groups.world
+
+    def forward(self, batch: MicroBatch, scale: float) -> Tensor:
+        """The loss, with a graph."""
+        return self._loss(batch, scale)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Add up the gradients over groups, and clip them by the norm of the whole model's."""
+        gradients = {name: local(each.grad) for name, each in self._named.items() if each.grad is not None}
+        if self._others is not None:
+            self._ranks.add_up(list(gradients.values()), bucket_bytes=self._bucket_bytes, group=self._others)
+        norm = nn.utils.get_total_norm([each for name, each in gradients.items() if self._counts(name)])
+        square = norm.square().to(backbones.device())  # of nothing it is on the host
+        if self._mesh is not None:
+            dist.all_reduce(square, group=self._mesh.get_group())
+        norm = square.sqrt()
+        nn.utils.clip_grads_with_norm_(list(self), max_norm, norm)
+        return norm
+
+    @abstractmethod
+    def _counts(self, name: str) -> bool:
+        """Whether this process counts its part of a parameter: of those that hold the same one does."""
+
+
+def dealt(section: DistributedConfig, ranks: Ranks) -> Ranks:
+    """The groups as they share the rows of a step: number of this process's, and how many there are."""
+    return Ranks(ranks.rank // section.rows_together, max(1, ranks.world // section.rows_together))
+
+
+@lru_cache
+def mesh(world: int, size: int) -> DeviceMesh:
+    """Groups of so many processes that compute the same rows, neighbours: their links are the fastest."""
+    return init_device_mesh(backbones.device().type, (world // size, size), mesh_dim_names=("data", "group"))
+
+
+def is_here(tensor: Tensor) -> bool:
+    """Whether it has memory for its values: what other stages of a pipeline hold has none."""
+    return tensor.untyped_storage().nbytes() >= tensor.nbytes
+
+
+def is_whole(parameter: nn.Parameter) -> bool:
+    """Whether this process alone has all of it."""
+    return not (isinstance(parameter, DTensor) or hasattr(parameter, "ds_id")) and is_here(parameter)
+
+
+def parameter_of(key: str) -> str:
+    """Name of the parameter that an optimizer state belongs to, or a name as it is."""
+    return key.rpartition("|")[0] or key
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    own: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return own
+
+
+def _cut(whole: Tensor, like: Tensor | None) -> Tensor:
+    """The part of this process, of what every process holds; a count of steps is not cut."""
+    if not isinstance(like, DTensor) or whole.shape != like.shape:
+        return whole
+    here = whole.to(device=like.device_mesh.device_type, dtype=like.dtype)
+    return distribute_tensor(here, like.device_mesh, like.placements, src_data_rank=None)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed import layout_checks, pipeline
+from workbench.training.distributed import layout_checks
 
 ONE = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "evaluate": {"answers": 0}}
 LLAMA = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 11, "num_hidden_layers": 3}
@@ -78,17 +78,19 @@ def test_a_schedule_is_of_a_pipeline() -> None:
     with pytest.raises(ValueError, match=r"train.checkpointing keeps nothing .* Write train.checkpointing=false"):
         config(distributed=staged, train={"checkpointing": True})
     four = config(distributed=staged)
-    with pytest.raises(ConfigError, match=r"needs two with schedule=zero_bubble. Write distributed.schedule=1f1b"):
-        pipeline.require(four, LlamaForCausalLM(LlamaConfig(**LLAMA)), [])
+    with pytest.raises(
+        ConfigError, match=r"needs 4 blocks with schedule=zero_bubble, .* Write distributed.schedule=1f1b"
+    ):
+        layout_checks.require_backbone(four, LlamaForCausalLM(LlamaConfig(**LLAMA)), [], longest=9)
 
 
 def test_backbones_without_a_stretch_for_each_device_are_refused() -> None:
     model = LlamaForCausalLM(LlamaConfig(**LLAMA))
-    with pytest.raises(ConfigError, match=r"has 3 blocks, and each device needs one. Write distributed.pipeline=3 or"):
-        pipeline.require(config(distributed={"pipeline": 4}), model, [])
+    with pytest.raises(ConfigError, match=r"needs 4 blocks with .* has 3. Write distributed.pipeline=3 or"):
+        layout_checks.require_backbone(config(distributed={"pipeline": 4}), model, [], longest=9)
     with pytest.raises(ConfigError, match=r"adapter.targets names lm_head, which is in none. Write adapter.targets="):
-        pipeline.require(config(), model, ["q_proj", "lm_head"])
-    pipeline.require(config(), model, ["q_proj", "down_proj"])
-    bert = BertLMHeadModel(BertConfig(**LLAMA, is_decoder=True))
-    with pytest.raises(ConfigError, match=r"bert is none of the architectures .* Write distributed.pipeline=1"):
-        pipeline.require(config(), bert, [])
+        layout_checks.require_backbone(config(), model, ["q_proj", "lm_head"], longest=9)
+    layout_checks.require_backbone(config(), model, ["q_proj", "down_proj"], longest=9)
+    opt = OPTForCausalLM(OPTConfig(**LLAMA))
+    with pytest.raises(ConfigError, match=r"opt is none of the architectures .* Write distributed.pipeline=1"):
+        layout_checks.require_backbone(config(), opt, [], longest=9)

@@ -17,14 +17,14 @@ pytestmark = pytest.mark.slow
 
 STEPS = ["train.steps=3", "save.every=2"]
 TWO: dict[str, list[str]] = {
-    "lora": [f"adapter={METHODS['lora']}", "train.checkpointing=true"],
+    "lora": [f"adapter={METHODS['lora']}", "adapter.dropout=0.2", "train.checkpointing=true"],
     "full": [f"adapter={METHODS['full']}", "evaluate.every=2"],
     "tied": [f"adapter={METHODS['full']}", "train.max_grad_norm=0.1"],
     "packed": [f"adapter={METHODS['lora']}", "model.weights=nf4", "adapter.dropout=0.2"],
 }
 """What trains in two stages: adapters, recomputed; all weights; embeddings that both ends hold; adapters over nf4."""
 SCHEDULES = ("interleaved", "zero_bubble")
-MORE = {"lora": [f"adapter={METHODS['lora']}", "train.checkpointing=false"], "tied": TWO["tied"]}
+MORE = {"lora": ["train.checkpointing=false"], "tied": TWO["tied"]}
 """What trains in two stretches of each process."""
 FOUR = {
     "in four stages": ("lora", "{pipeline: 4}"),

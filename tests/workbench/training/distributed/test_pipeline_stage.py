@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    BertConfig,
     GemmaConfig,
     GPT2Config,
     GraniteConfig,
@@ -17,16 +20,27 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
-from transformers.models.auto import AutoModelForCausalLM
+from transformers.models.auto import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from workbench.data.batching import MicroBatch
-from workbench.training.distributed.pipeline import FAMILIES, Line, Stretches, of_one_length
+from workbench.data.packing import filled
+from workbench.models.attention_backend import FAMILIES
+from workbench.training.distributed.pipeline import Line, Stages
 
 SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
 SIZES: dict[str, Any] = {"vocab_size": 40, "num_hidden_layers": 5, "num_attention_heads": 2, "pad_token_id": 0}
 BACKBONES: dict[str, Any] = {
     kind.model_type: kind
-    for kind in (GemmaConfig, GPT2Config, GraniteConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
+    for kind in (
+        BertConfig,
+        GemmaConfig,
+        GPT2Config,
+        GraniteConfig,
+        LlamaConfig,
+        MistralConfig,
+        Qwen2Config,
+        Qwen3Config,
+    )
 }
 
 
@@ -34,7 +48,8 @@ def backbone(family: str, *, tied: bool) -> nn.Module:
     wide = {"n_embd": 16} if family == "gpt2" else {"hidden_size": 16, "intermediate_size": 24, "head_dim": 8}
     torch.manual_seed(0)
     config = BACKBONES[family](**SIZES, **wide, num_key_value_heads=2, tie_word_embeddings=tied)
-    model: nn.Module = AutoModelForCausalLM.from_config(config).eval()
+    auto = AutoModelForMaskedLM if family == "bert" else AutoModelForCausalLM
+    model: nn.Module = auto.from_config(config).eval()
     return model
 
 
@@ -44,6 +59,11 @@ def in_memory(model: nn.Module) -> int:
     return sum(storages.values())
 
 
+def left_behind(left: list[Tensor], stage: int, hidden: Tensor) -> Tensor:
+    left.append(hidden)
+    return hidden
+
+
 def test_all_families_are_known() -> None:
     assert set(BACKBONES) == set(FAMILIES)
 
@@ -51,21 +71,19 @@ def test_all_families_are_known() -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stages_one_after_another_are_the_model(family: str, schedule: str) -> None:
-    whole, ids_BL = backbone(family, tied=family == "gemma"), torch.arange(14).reshape(2, 7)
+    whole, ids_BL = backbone(family, tied=family in ("gemma", "bert")), torch.arange(14).reshape(2, 7)
     with torch.no_grad():
-        wanted = whole(input_ids=ids_BL, use_cache=False).logits
+        wanted = whole(input_ids=ids_BL).logits
         hidden = torch.empty(0)
         lines = [Line(place, 2, schedule) for place in range(2)]
         processes = [(copy.deepcopy(whole), line) for line in lines]
-        stretches = [(model, Stretches(model, line)) for model, line in processes]
+        by_place = [(model, Stages(model, line)) for model, line in processes]
         for stage in range(lines[0].stages):
-            model, own = stretches[lines[0].holder(stage)]
-            left = list[Tensor]()
-            with own.routed(
-                [stage], lambda _, like, given=hidden: given.view_as(like), lambda _, each, left=left: left.append(each)
-            ):
-                logits = model(input_ids=ids_BL, use_cache=False).logits
-            hidden = left[0] if left else hidden
+            model, own = by_place[lines[0].holder(stage)]
+            left = [hidden]
+            with own.routed([stage], lambda _, like, left=left: left[0].view_as(like), partial(left_behind, left)):
+                logits = model(input_ids=ids_BL).logits
+            hidden = left[-1]
             assert logits.shape == wanted.shape
     assert torch.equal(logits, wanted)
 
@@ -78,7 +96,7 @@ def test_a_stage_holds_its_own_blocks_alone(tied: bool) -> None:
     norm = whole.get_submodule("model.norm").weight.nbytes  # type: ignore[union-attr,operator]
     for number, blocks in enumerate((2, 2, 1)):
         model = copy.deepcopy(whole)
-        Stretches(model, Line(number, 3))
+        Stages(model, Line(number, 3))
         held = blocks * one_block + norm + (0 if number == 1 else ends)
         assert (
             held <= in_memory(model) <= held + 4 * len(list(model.parameters()))
@@ -93,27 +111,26 @@ def test_one_process_answers_for_each_parameter(tied: bool, schedule: str) -> No
     holders: dict[str, list[int]] = {name: [] for name in names}
     for place in range(2):
         model = copy.deepcopy(whole)
-        own = Stretches(model, Line(place, 2, schedule))
+        own = Stages(model, Line(place, 2, schedule))
         trains = {name for name, each in model.named_parameters() if each.requires_grad}
-        assert trains == {name for name in names if own.holds(name)}
+        assert trains == {name for name in names if place in map(own.line.holder, own.stages_of[name])}
         for name in trains:
             holders[name].append(place)
     for name, found in holders.items():
         apart = tied and name == "model.embed_tokens.weight" and schedule != "zero_bubble"
         assert found == ([0, 1] if apart else found[:1])
-        assert found[0] == own.home[name]
+        assert found[0] == own.line.holder(min(own.stages_of[name]))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_first_process_has_the_head_and_steps_are_filled_up(schedule: str, size: int) -> None:
-    lines = [Line(place, size, schedule, pipeline=1) for place in range(size)]
+def test_stages_are_dealt_and_steps_are_filled_up(schedule: str, size: int) -> None:
+    lines = [Line(place, size, schedule) for place in range(size)]
     assert sorted(stage for line in lines for stage in line.own) == list(range(lines[0].stages))
-    assert {line.rank(line.place) for line in lines} == set(range(size, 2 * size))
-    assert [line.rank(line.place) for line in lines if line.last] == [size]
+    assert {line.head for line in lines} == {0 if schedule == "zero_bubble" else size - 1}
     for count in range(1, 20):
-        filled = lines[0].micro_batches(count)
-        assert filled >= max(count, size) and (schedule != "interleaved" or filled % (filled // size) == 0)
+        step = lines[0].micro_batches(count)
+        assert step >= max(count, size) and (schedule != "interleaved" or step % (step // size) == 0)
 
 
 def test_micro_batches_are_filled_up_to_one_length() -> None:
@@ -124,7 +141,10 @@ def test_micro_batches_are_filled_up_to_one_length() -> None:
         "row_starts": torch.tensor([0, 2, 3]).int(),
     }
     batch = MicroBatch(inputs, positions_N=torch.tensor([0]), labels_N=torch.tensor([6]), tokens=3)
-    assert of_one_length(batch, 3) is batch
-    found = of_one_length(batch, 5).inputs
-    assert found["input_ids"].tolist() == [[5, 6, 7, 0, 0]] and found["position_ids"].tolist() == [[0, 1, 0, 0, 1]]
-    assert found["row_lengths"].tolist() == [2, 1, 2] and found["row_starts"].tolist() == [0, 2, 3, 5]
+    assert filled(batch, 3) is batch
+    found = filled(batch, 6).inputs
+    assert filled(batch, 5).numbered(np.array([4, 9]), np.arange(10))[1].tolist() == [4, 9, 2]
+    assert found["input_ids"].tolist() == [[5, 6, 7, 0, 0, 0]] and found["position_ids"].tolist() == [
+        [0, 1, 0, 0, 1, 0]
+    ]
+    assert found["row_lengths"].tolist() == [2, 1, 2, 1] and found["row_starts"].tolist() == [0, 2, 3, 5, 6]

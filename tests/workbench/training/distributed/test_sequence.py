@@ -7,14 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from workbench.config import RunConfig
 from workbench.data.batching import Row, collate
 from workbench.data.packing import PACKED, PADDED, RowLayout
 from workbench.errors import ConfigError
 from workbench.models.sequence_attention import SequenceGroup
-from workbench.training.distributed import sequence
+from workbench.training.distributed import layout_checks, sequence
 
 
 def rows(lengths: list[int]) -> list[Row]:
@@ -80,5 +80,7 @@ def test_heads_that_cannot_be_dealt_evenly_are_refused(hub: dict[str, int], cure
     config = RunConfig.model_validate(
         {"recipe": "sft", "data": {"train": "rows.jsonl"}, "distributed": {"sequence": 2}}
     )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(hidden_size=1680, num_hidden_layers=1, **hub))
     with pytest.raises(ConfigError, match=cure):
-        sequence.require(config, LlamaConfig(hidden_size=1680, **hub), longest=10)
+        layout_checks.require_backbone(config, model, [], longest=10)

@@ -22,10 +22,10 @@ from workbench.config import RunConfig
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.runs.ranks import ALONE, Ranks, joined
-from workbench.training.distributed import tensor_parallel
+from workbench.training.distributed import layout_checks, tensor_parallel
 from workbench.training.distributed.placement import Placement
 
-SIZES = {"vocab_size": 11, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 2}
+SIZES = {"vocab_size": 11, "hidden_size": 16, "intermediate_size": 13, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "pad_token_id": 0}
 FAMILIES: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("gemma", "gemma2", "gemma3_text", "granite", "mistral", "qwen2", "qwen3")},
@@ -92,7 +92,7 @@ def test_the_parts_of_each_family_are_its_whole() -> None:
 def require(backbone: PreTrainedModel, *, size: int = 2, adapter: dict[str, Any] | None = None) -> None:
     sections = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "distributed": {"tensor": size}}
     config = RunConfig.model_validate({**sections, "adapter": adapter or {"method": "lora"}})
-    tensor_parallel.require(config, backbone)
+    layout_checks.require_backbone(config, backbone, [], longest=10)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -103,13 +103,12 @@ def test_blocks_of_even_parts_can_be_cut(size: int) -> None:
 @pytest.mark.parametrize(
     ("backbone", "cure"),
     [
-        (("llama", {"num_key_value_heads": 1}), "4 heads, 1 of keys .* Write distributed={zero: 3}"),
-        (("llama", {"intermediate_size": 93}), "93 features. Write distributed={zero: 3}"),
+        (("llama", {"num_key_value_heads": 1}), "has 4, with 1 of keys .* Write distributed={zero: 3}"),
         (
             ("llama", {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}),
             "Write distributed.tensor=3",
         ),
-        (("gpt2", {}), "no plan by which to cut gpt2 .* Write distributed={zero: 3}"),
+        (("gpt2", {}), "needs a plan .* gpt2 has none. Write distributed={zero: 3}"),
         (("mixtral", {}), "mixtures of experts. Write distributed={zero: 3}"),
     ],
 )
@@ -126,7 +125,7 @@ def test_whatever_trains_plain_lora_can_be_cut(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["dora", "ia3", "adalora", "vera", "pissa", "lora-ga"])
 def test_methods_that_peft_does_not_cut_are_refused(method: str) -> None:
-    with pytest.raises(ConfigError, match=r"PEFT cuts the two matrices of plain LoRA .* Write adapter.method=lora"):
+    with pytest.raises(ConfigError, match=r"PEFT, which cuts the two matrices of plain LoRA .* adapter.method=lora"):
         require(made("llama"), adapter={"method": method})
 
 
@@ -142,7 +141,7 @@ def test_every_process_reads_and_scores_a_part_of_the_model() -> None:
 
 
 def test_a_process_alone_plans_one_part() -> None:
-    model = with_lora(made("qwen3"))
+    model = with_lora(made("qwen3", intermediate_size=12))
     whole = {name: each.numel() for name, each in model.named_parameters()}
     tensor_parallel.cut(model, TWO, ALONE)
     model(input_ids=torch.arange(7)[None])
