@@ -15,7 +15,6 @@ import numpy as np
 from workbench import report
 from workbench.config import RunConfig
 from workbench.config.expansions import sweep_expansion
-from workbench.config.expansions.member_runs import Trial
 from workbench.config.yaml_text import dump_yaml
 from workbench.crossval import gains
 from workbench.errors import TrainingError
@@ -57,12 +56,12 @@ def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce
     members = [task.single(trial.config, sweep.member_run(run, trial)) for trial in trials]
     score(members, callback)
     if not crossval_words.wanted(config):
-        return finish(config, run, trials, members)
+        return finish(config, run, members)
     kept = crossval_words.decide(
         config, run, trials, members, unlabelled, lambda tables: pooled(config, out_of_fold(config, members, tables))
     )
     score(kept.members, callback)
-    return finish(config, run, kept.trials, kept.members, kept)
+    return finish(config, run, kept.members, kept)
 
 
 def score(members: Sequence[SingleRun[Any, Any]], callback: Callback) -> None:
@@ -124,7 +123,6 @@ def refit(config: RunConfig, run: Run, callback: Callback) -> None:
 def finish(
     config: RunConfig,
     run: Run,
-    trials: Sequence[Trial[RunConfig]],
     members: Sequence[SingleRun[Any, Any]],
     kept: Kept | None = None,
 ) -> Scores:
@@ -147,15 +145,15 @@ def finish(
         files.write_bytes(run.path / OUT_OF_FOLD, out_of_fold(config, members, tables).to_parquet())
     folds = [
         {
-            "member": trial.name,
-            "repeat": trial.config.data.fold.repeat,
-            "fold": str(trial.config.data.fold.number),
-            "seed": trial.config.seed - config.seed,
+            "member": each.run.path.name,
+            "repeat": each.config.data.fold.repeat,
+            "fold": str(each.config.data.fold.number),
+            "seed": each.config.seed - config.seed,
             "train_rows": len(each.rows["train"]),
             "rows": len(each.rows["held_out"]),
             "scores": scores["after"],
         }
-        for trial, each, scores in zip(trials, members, found, strict=True)
+        for each, scores in zip(members, found, strict=True)
     ]
     sizes = {key: float(np.mean([fold[key] for fold in folds])) for key in ("train_rows", "rows")}
     summary = {

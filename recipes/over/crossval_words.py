@@ -44,7 +44,6 @@ class Kept(NamedTuple):
 
     members: Sequence[Member]
     """The folds' runs that answer."""
-    trials: Trials
     outputs: list[list[Floats]] | None
     """What each says of the words (S, C) of its held-out rows, where views stay; None: what its run directory has."""
     log: StageLog
@@ -107,16 +106,16 @@ def decide(
     log.begin("supervised", "Adapters of the folds", _predictions(_held_out(members)))
     for number in range(1, rounds + 1):
         name, title = f"pseudo_label {number}", f"Pseudo-labels, round {number}"
-        chosen = choices(options, members, unlabelled)
+        chosen = choices(options, members, unlabelled, [len(each.rows["train"]) for each in start])
         facts = _facts(chosen, len(unlabelled))
         if not any(len(each.rows) for each in chosen):
             log.abstain(name, title, facts, why="No row is sure in every word. Lower pseudo_label.threshold.")
             break
-        again, retrained = _train(config, run, trials, start, chosen, unlabelled, number)
+        retrained = _train(config, run, trials, start, chosen, unlabelled, number)
         found = _predictions(_held_out(retrained))
         if not log.offer(name, title, found, facts, least=options.least_gain, sure=options.sure):
             break
-        members, trials = retrained, again
+        members = retrained
     outputs = None
     if config.tta.views:
         held = [each.rows["held_out"] for each in members]
@@ -127,7 +126,7 @@ def decide(
             outputs = merged
     kept = {"folds": [each.run.path.name for each in members], "views": outputs is not None}
     files.write_json(run.path / "decision.json", kept)
-    return Kept(members, trials, outputs, log)
+    return Kept(members, outputs, log)
 
 
 class Chosen(NamedTuple):
@@ -160,14 +159,19 @@ def choose(config: PseudoLabelConfig, p_TRSC: Sequence[Sequence[Floats]], *, lab
     return Chosen(rows, [mean_RSC[row] for row in rows.tolist()])
 
 
-def choices(config: PseudoLabelConfig, members: Sequence[Member], unlabelled: Any) -> list[Chosen]:
-    """The pseudo-labels of each member, from the members of its fold alone: all others saw the fold's rows."""
+def choices(
+    config: PseudoLabelConfig, members: Sequence[Member], unlabelled: Any, labelled: Sequence[int]
+) -> list[Chosen]:
+    """The pseudo-labels of each member, from the members of its fold alone: all others saw the fold's rows.
+
+    Args:
+        labelled: Labelled rows that each trains on.
+    """
     said = [_asked(each, "unlabelled", [unlabelled]) for each in members]
     folds = [each.config.data.fold for each in members]
-    labelled = {fold: len(each.labels(each.rows["train"])) for fold, each in zip(folds, members, strict=True)}
     return [
-        choose(config, [own for other, own in zip(folds, said, strict=True) if other == fold], labelled=labelled[fold])
-        for fold in folds
+        choose(config, [own for other, own in zip(folds, said, strict=True) if other == fold], labelled=rows)
+        for fold, rows in zip(folds, labelled, strict=True)
     ]
 
 
@@ -179,7 +183,7 @@ def _train(
     chosen: Sequence[Chosen],
     unlabelled: Any,
     number: int,
-) -> tuple[Trials, list[Member]]:
+) -> list[Member]:
     """Train the folds of labelled rows again, each with its pseudo-labelled rows too, for as many steps."""
     again, entries = [], []
     for trial, member, own in zip(trials, members, chosen, strict=True):
@@ -197,7 +201,7 @@ def _train(
         callback.say(f"Training with pseudo-labels, round {number} ...")
         task = SweepTask(again[0], {each.config.data.fold: each for each in again})
         sweep.train(task, run, entries, callback, sweep.apart(config))
-    return [each.trial for each in entries], again
+    return again
 
 
 def _held_out(members: Sequence[Member]) -> list[list[Floats]]:
