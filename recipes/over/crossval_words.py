@@ -189,10 +189,11 @@ def _train(
     for trial, member, own in zip(trials, members, chosen, strict=True):
         train = member.config.train.model_copy(update={"steps": total_steps(member.config, len(member.rows["train"]))})
         name = f"round-{number}-{member.run.path.name}"
-        taught = member.taught(unlabelled.subset(own.rows), own.p_RSC).as_member(
-            member.config.model_copy(update={"train": train}), Run(run.path / "members" / name, None, resumed=True)
+        folder, rows = run.path / "members" / name, unlabelled.subset(own.rows)
+        taught = member.taught(rows, own.p_RSC).as_member(
+            member.config.model_copy(update={"train": train}), Run(folder, None, resumed=folder.exists())
         )
-        table = member.table(unlabelled.subset(own.rows), own.p_RSC, labelled=False)
+        table = member.table(rows, own.p_RSC, labelled=False)
         files.write_bytes(taught.run.path / "pseudo_labels.parquet", table.to_parquet())
         again.append(taught)
         entries.append(SweepMember(replace(trial, name=name, config=taught.config), taught.run))
