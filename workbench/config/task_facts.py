@@ -78,6 +78,10 @@ class TaskFacts:
     """Whether held-out rows may be a fold (`data.fold`)."""
     averages: Callable[[Any], bool] = field(default=lambda config: False)
     """Whether adapters of several folds answer together, as the mean of their outputs, by the configuration."""
+    views: tuple[str, ...] = ()
+    """Views (`tta.views`) in which folds that are runs read its rows; empty: in none."""
+    pseudo_labels: bool = False
+    """Whether folds that are runs label rows without labels for one another (`pseudo_label`)."""
     one_source_batches: bool = False
     """Whether a batch of rows of one source has a meaning (`data.mix.batches`)."""
     generates_rows: bool = False

@@ -6,7 +6,7 @@ Legend: N labelled rows, T test rows, C outputs (classes, or 1 for a number).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,9 +15,11 @@ import numpy as np
 from workbench.crossval import gains
 from workbench.crossval.ensembles import Mask
 from workbench.crossval.gains import Gain
+from workbench.data.folds.duplicates import Ints
 from workbench.data.labelled.fold_data import FoldData
-from workbench.data.labelled.labels import Floats
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import classification_scores
+from workbench.evaluation.classification_scores import OneHot
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
@@ -32,6 +34,23 @@ class Predictions(NamedTuple):
     oof_NC: Floats
     """Outputs for the labelled rows, by adapters that did not train on them and fits that did not see them."""
     test_TC: Floats | None
+
+
+class JudgedWords(NamedTuple):
+    """What stages are judged on where a row has several labels, such as a tag for each word."""
+
+    labels: Labels
+    targets_NC: OneHot
+    cluster_N: Ints
+    """Words of the same row, or of near-duplicates, have the same number."""
+    scores: Callable[[Floats], Mapping[str, float]]
+    """Further scores of values (N, C), such as those of entities."""
+    test: None = None
+
+    @property
+    def rows(self) -> JudgedWords:
+        """What has the targets."""
+        return self
 
 
 class StageResult(NamedTuple):
@@ -61,7 +80,7 @@ class StageLog:
     """
 
     run: Run
-    data: FoldData
+    data: FoldData | JudgedWords
     callback: Callback
     gates: int = 1
     stages: list[StageResult] = field(default_factory=list)
@@ -150,6 +169,8 @@ class StageLog:
             oof_NC, test_TC = stage.predictions.oof_NC, stage.predictions.test_TC
             record = {name: getattr(stage, name) for name in ("name", "title", "accepted", "why", "seconds")}
             record["oof"] = classification_scores.value_scores(labels, oof_NC, targets_NC)
+            if isinstance(self.data, JudgedWords):
+                record["oof"] |= self.data.scores(oof_NC)
             record["test"] = (
                 None
                 if test is None or test_TC is None

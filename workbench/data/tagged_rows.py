@@ -541,6 +541,12 @@ class EncodedTags:
     words_cut: int = 0
     """Words at the end of the row that max_tokens leaves out."""
 
+    @functools.cached_property
+    def words(self) -> Indices:
+        """The word (S,) whose label each supervised token carries."""
+        positions, first_words = np.unique(self.position_W, return_index=True)
+        return first_words[positions >= 0]
+
     @property
     def labels_T(self) -> Indices:
         """The label of each token, IGNORED (-100) where it carries none."""

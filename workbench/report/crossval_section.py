@@ -191,15 +191,15 @@ def sentences(run: RunRecord) -> list[tuple[Tone, str]]:
 
 def _sentence(stage: Mapping[str, Any], before: Mapping[str, Any], main: str) -> tuple[Tone, str]:
     gain, oof, test = stage.get("gain"), stage.get("oof") or {}, stage.get("test") or {}
-    kept = bool(stage.get("accepted"))
+    kept, named = bool(stage.get("accepted")), MAIN.get(main, main)
     parts = []
     if gain:
         parts.append(f"loss {units.loss(gain['loss_before'])} to {units.loss(gain['loss_after'])}")
         parts[0] += f" ({_signed(gain['difference'])}; 95 %: {_chance(gain)})"
     if main in oof and main in (before.get("oof") or {}):
-        parts.append(f"{MAIN[main]} {units.number(before['oof'][main])} to {units.number(oof[main])}")
+        parts.append(f"{named} {units.number(before['oof'][main])} to {units.number(oof[main])}")
     elif main in oof:
-        parts.append(f"{MAIN[main]} {units.number(oof[main])}")
+        parts.append(f"{named} {units.number(oof[main])}")
     numbers = f": {', '.join(parts)} out of fold" if parts else ""
     numbers += f"; {units.number(test[main])} on test" if main in test else ""
     return "good" if kept and gain else "plain", f"{_title(stage)}, {'kept' if kept else 'not kept'}{numbers}."

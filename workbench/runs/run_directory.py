@@ -153,6 +153,7 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
             "report.html",
             "clock.json",
             "scored_rows.json",
+            "decision.json",
             run_log.NAME,
         ):
             (path / stale).unlink(missing_ok=True)
@@ -241,6 +242,8 @@ def whole(path: Path) -> Path:
 
 def fold_members(path: Path) -> list[Path]:
     """The run directories of the folds of a cross-validation, each with an adapter; else the run directory itself."""
+    if kept := files.read_json(path / "decision.json").get("folds"):
+        return [path / "members" / name for name in kept]
     members = sorted((path / "members").glob("repeat-*/adapter"), key=lambda each: (len(str(each)), str(each)))
     return [each.parent for each in members] or [path]
 

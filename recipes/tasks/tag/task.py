@@ -22,6 +22,7 @@ from workbench import adapters
 from workbench.adapters import Full, anatomy, stock
 from workbench.config import RunConfig
 from workbench.config.model_heads import ModelHead
+from workbench.config.sections.tta_config import TtaConfig
 from workbench.data import tagged_rows
 from workbench.data.batching import Floats, Indices, MicroBatch, WholeRows, encoder_inputs, evenly_spaced
 from workbench.data.folds import held_fold
@@ -33,9 +34,10 @@ from workbench.evaluation.forward_passes import ModelResults, over_rows
 from workbench.evaluation.perplexity import Agreement
 from workbench.models import backbones, exported
 from workbench.models.backbones import Backbone, Loader
-from workbench.recipes.single.single_run import Scored, SingleRun
+from workbench.recipes.single.single_run import Scored
+from workbench.recipes.single.word_run import WordRun
 from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, ScoringOptions, Task
-from workbench.recipes.tasks.tag import TagConfig
+from workbench.recipes.tasks.tag import TagConfig, word_views
 from workbench.runs import files, provenance, run_directory
 from workbench.runs.run_directory import Run
 from workbench.training import capacity, preflight
@@ -240,6 +242,22 @@ def _encoded(encoder: TagEncoder, sources: Sequence[_Source]) -> TaggedSet:
     )
 
 
+def unlabelled(source: str, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TaggedSet:
+    """The rows of a file, without tags."""
+    read = tagged_rows.read(
+        source, columns=config.data.columns, refuse=config.data.on_bad_row == "refuse", labelled=False
+    )
+    encoder = TagEncoder(tokenizer, None, max_tokens=config.data.max_tokens)
+    return _encoded(encoder, [_Source(read.name, read.fingerprint, read.rows, read.scheme, read.skipped)])
+
+
+def in_views(rows: TaggedSet, tta: TtaConfig, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[TaggedSet]:
+    """The rows, without tags, in each view that `tta` names."""
+    encoder = TagEncoder(tokenizer, None, max_tokens=config.data.max_tokens)
+    changed = [tuple(map(change, rows.rows)) for _, change in word_views.views(tta, seed=config.seed)]
+    return [replace(rows, rows=own, encoded=tuple(encoder.encode(own))) for own in changed]
+
+
 def head_of(tags: TagSet, *, seed: int) -> ModelHead:
     """A head with a class for each tag, which starts at random."""
     return ModelHead("tokens", tags.names, seed)
@@ -276,6 +294,12 @@ class Tagger:
         found = over_rows(self.model, rows.lengths, compute, scoring=scoring, content=content)
         return [np.asarray(each, dtype=np.float64).reshape(-1, len(self.tags.names)) for each in found]
 
+    def merged(self, views: Sequence[TaggedSet], scoring: ModelResults | None = None) -> list[Floats]:
+        """The same, as the mean over views of the rows, of which the first has them as they are."""
+        p_V = [self.probabilities(rows, scoring) for rows in views]
+        encoded_R, p_R = (zip(*each, strict=True) for each in ([rows.encoded for rows in views], p_V))
+        return [word_views.merged(encoded, p) for encoded, p in zip(encoded_R, p_R, strict=True)]
+
     def save(self, folder: Path) -> None:
         """Write what belongs beside the weights: the tokenizer and the tags."""
         self.tokenizer.save_pretrained(folder)
@@ -293,10 +317,10 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Tagger:
     return Tagger(model.eval(), backbone, tokenizer, tags)
 
 
-def predicted(tagger: Tagger, rows: TaggedSet, p_RSC: Sequence[Floats]) -> list[Floats]:
+def predicted(tags: TagSet, rows: TaggedSet, p_RSC: Sequence[Floats]) -> list[Floats]:
     """Probabilities (W, C) of the words of each row, of those of its tokens."""
     pairs = zip(rows.encoded, p_RSC, strict=True)
-    return [tagged_rows.word_probabilities(encoded, p_SC, tagger.tags) for encoded, p_SC in pairs]
+    return [tagged_rows.word_probabilities(encoded, p_SC, tags) for encoded, p_SC in pairs]
 
 
 def scores_of(
@@ -315,7 +339,7 @@ def scores_of(
 
 
 @dataclass(frozen=True)
-class TagRun(SingleRun[Tagger, TaggedSet]):
+class TagRun(WordRun[Tagger, TaggedSet]):
     """A run that learns the tags of words."""
 
     tokenizer: PreTrainedTokenizerBase
@@ -380,13 +404,68 @@ class TagRun(SingleRun[Tagger, TaggedSet]):
     def score(self, model: Tagger, rows: TaggedSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
             p_RSC = model.probabilities(rows, scoring)
-        p_RWC = predicted(model, rows, p_RSC)
-        strict = self.config.section(TagConfig).strict
-        return Scored(scores_of(model.tags, rows, p_RWC, p_RSC, strict=strict), p_RWC)
+        return self.scored(rows, p_RSC)
 
     def write_predictions(self, model: Tagger, outputs: list[Floats], before: Mapping[str, Any]) -> None:
-        table = predictions(model, self.data.held_out.rows, outputs, labelled=True)
+        table = predictions(model.tags, self.data.held_out.rows, outputs, labelled=True)
         files.write_bytes(self.run.path / "predictions.parquet", table.to_parquet())
+
+    # What stages of a cross-validation ask.
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.data.tags.names
+
+    def labels(self, rows: TaggedSet) -> list[Indices]:
+        return [each.labels for each in rows.encoded]
+
+    def texts(self, rows: TaggedSet) -> list[str]:
+        return [" ".join(row.words) for row in rows.rows]
+
+    def in_views(self, rows: TaggedSet, tta: TtaConfig) -> list[TaggedSet]:
+        return in_views(rows, tta, self.config, self.tokenizer)
+
+    def require_views(self, tta: TtaConfig) -> None:
+        rows = self.data.train
+        names = [name for name, _ in word_views.views(tta, seed=self.config.seed)]
+        for name, view in zip(names, self.in_views(rows, tta), strict=True):
+            pairs = zip(rows.encoded, view.encoded, strict=True)
+            if all(np.array_equal(one.input_ids, other.input_ids) for one, other in pairs):
+                raise DataError(
+                    f"{rows.name}: view {name} changes no row as the model reads it: its tokenizer may ignore case. "
+                    f"Leave {name} out of tta.views."
+                )
+
+    def probabilities(self, model: Tagger, views: Sequence[TaggedSet], scoring: ModelResults) -> list[Floats]:
+        return model.merged(views, scoring)
+
+    def scored(self, rows: TaggedSet, p_RSC: Sequence[Floats]) -> Scored:
+        p_RWC = predicted(self.data.tags, rows, p_RSC)
+        strict = self.config.section(TagConfig).strict
+        return Scored(scores_of(self.data.tags, rows, p_RWC, p_RSC, strict=strict), p_RWC)
+
+    def table(self, rows: TaggedSet, p_RSC: Sequence[Floats], *, labelled: bool) -> pd.DataFrame:
+        return predictions(self.data.tags, rows.rows, predicted(self.data.tags, rows, p_RSC), labelled=labelled)
+
+    def unlabelled(self, source: str) -> TaggedSet:
+        return unlabelled(source, self.config, self.tokenizer)
+
+    def taught(self, rows: TaggedSet, p_RSC: Sequence[Floats]) -> Self:
+        train, tags, added, encoded = self.data.train, self.data.tags, [], []
+        for row, each, p_WC in zip(rows.rows, rows.encoded, predicted(tags, rows, p_RSC), strict=True):
+            found = tagged_rows.predicted_tags(p_WC, tags)
+            if tags.entities:  # an I-X that follows no X begins an entity
+                found = tagged_rows.tags_of(tagged_rows.spans_of(found), len(found))
+            labels = np.asarray([tags.ids[found[word]] for word in each.words.tolist()], dtype=np.int64)
+            added.append(replace(row, tags=found))
+            encoded.append(replace(each, labels=labels))
+        more = replace(
+            train,
+            rows=(*train.rows, *added),
+            encoded=(*train.encoded, *encoded),
+            fingerprint=f"{train.fingerprint}+{rows.fingerprint}",
+        )
+        return replace(self, data=self.data._replace(train=more))
 
     # What a bank asks.
 
@@ -413,22 +492,22 @@ class TagRun(SingleRun[Tagger, TaggedSet]):
         return replace(self, data=self.data._replace(held_out=self.data.held_out.subset(rows)))
 
 
-def predictions(tagger: Tagger, rows: Sequence[TaggedRow], p_RWC: Sequence[Floats], *, labelled: bool) -> Any:
+def predictions(tags: TagSet, rows: Sequence[TaggedRow], p_RWC: Sequence[Floats], *, labelled: bool) -> pd.DataFrame:
     """One line a row: its text, its entities with their probabilities, or the tag of each word."""
     import pandas as pd  # 0.2 s, which the first step need not wait for
 
     columns: dict[str, list[Any]] = {"row": [row.place for row in rows], "text": [row.text for row in rows]}
     pairs = list(zip(rows, p_RWC, strict=True))
-    if tagger.tags.entities:
+    if tags.entities:
         if labelled:
             columns["label"] = [" ".join(row.tags) for row in rows]
-        columns["predicted"] = [" ".join(tagged_rows.predicted_tags(p_WC, tagger.tags)) for _, p_WC in pairs]
-        found = [tagged_rows.predicted_entities(row, p_WC, tagger.tags) for row, p_WC in pairs]
+        columns["predicted"] = [" ".join(tagged_rows.predicted_tags(p_WC, tags)) for _, p_WC in pairs]
+        found = [tagged_rows.predicted_entities(row, p_WC, tags) for row, p_WC in pairs]
         columns["entities"] = [[dict(each._asdict()) for each in own] for own in found]
     else:
         if labelled:
             columns["label"] = [" ".join(row.tags) for row in rows]
-        columns["predicted"] = [" ".join(tagged_rows.predicted_tags(p_WC, tagger.tags)) for _, p_WC in pairs]
+        columns["predicted"] = [" ".join(tagged_rows.predicted_tags(p_WC, tags)) for _, p_WC in pairs]
         columns["words"] = [list(row.words) for row in rows]
         columns["probability"] = [p_WC.max(1).tolist() for _, p_WC in pairs]
     return pd.DataFrame(columns)
@@ -524,17 +603,13 @@ class TagTask(Task):
         rows = _scored_rows(tagger, config)
         p_RSC = _together(run, config, rows, turn.scoring)
         strict = config.section(TagConfig).strict
-        return scores_of(tagger.tags, rows, predicted(tagger, rows, p_RSC), p_RSC, strict=strict)
+        return scores_of(tagger.tags, rows, predicted(tagger.tags, rows, p_RSC), p_RSC, strict=strict)
 
     def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
-        read = tagged_rows.read(
-            source, columns=config.data.columns, refuse=config.data.on_bad_row == "refuse", labelled=False
-        )
         tagger = load(run_directory.fold_members(run)[0], config)
-        encoder = TagEncoder(tagger.tokenizer, None, max_tokens=config.data.max_tokens)
-        rows = _encoded(encoder, [_Source(read.name, read.fingerprint, read.rows, read.scheme, read.skipped)])
-        p_RWC = predicted(tagger, rows, _together(run, config, rows, turn.scoring))
-        return PredictionTable(predictions(tagger, rows.rows, p_RWC, labelled=False), read.skipped)
+        rows = unlabelled(source, config, tagger.tokenizer)
+        p_RWC = predicted(tagger.tags, rows, _together(run, config, rows, turn.scoring))
+        return PredictionTable(predictions(tagger.tags, rows.rows, p_RWC, labelled=False), rows.skipped)
 
     def pooled(self, config: RunConfig, table: pd.DataFrame) -> dict[str, float]:
         from workbench.evaluation import entity_scores
@@ -556,8 +631,8 @@ class TagTask(Task):
             texts = [each if isinstance(each, str) else each["text"] for each in asked]
             read = tuple(tagged_rows.text_row(each, place=f"input {n}") for n, each in enumerate(texts, start=1))
             rows = TaggedSet(read, tuple(encoder.encode(read)), "the request", "")
-            p_RWC = predicted(tagger, rows, tagger.probabilities(rows))
-            said: list[dict[str, Any]] = predictions(tagger, read, p_RWC, labelled=False).to_dict("records")
+            p_RWC = predicted(tagger.tags, rows, tagger.probabilities(rows))
+            said: list[dict[str, Any]] = predictions(tagger.tags, read, p_RWC, labelled=False).to_dict("records")
             return said
 
         return ClassModel(name, config.model.id, created, Turns(queue), tag, tagger.tags.names)
@@ -594,10 +669,12 @@ class TagTask(Task):
 
 def _together(run: Path, config: RunConfig, rows: TaggedSet, scoring: ModelResults | None) -> list[Floats]:
     """Mean of the probabilities (S, C) of each row's tokens by the taggers of all folds; by the one of another run."""
-    members = [
-        load(each, config).probabilities(rows, None if scoring is None else scoring.store.by(each.name))
-        for each in run_directory.fold_members(run)
-    ]
+    members, views = [], [rows]
+    for each in run_directory.fold_members(run):
+        tagger = load(each, config)
+        if len(views) == 1 and files.read_json(run / "decision.json").get("views"):
+            views += in_views(rows, config.tta, config, tagger.tokenizer)
+        members.append(tagger.merged(views, None if scoring is None else scoring.store.by(each.name)))
     return [np.mean(each, axis=0) for each in zip(*members, strict=True)]
 
 

@@ -132,7 +132,7 @@ def test_folds_answer_together_by_the_mean_of_their_probabilities(home: Path, tm
     said = pd.read_parquet(tmp_path / "said.parquet")
     part = RunConfig.model_validate(sweep_expansion.trials(config)[0].config.model_dump(mode="json"))
     held = tagging.prepare(part)[1].held_out
-    parts = [tagging.predicted(tagger, held, tagger.probabilities(held)) for tagger in taggers]
+    parts = [tagging.predicted(tagger.tags, held, tagger.probabilities(held)) for tagger in taggers]
     row = held.rows[0]
     mean_WC = np.mean([each[0] for each in parts], axis=0)
     expected = [taggers[0].tags.names[at] for at in mean_WC.argmax(1)]
@@ -170,7 +170,13 @@ def test_a_plan_is_of_all_folds(home: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"tta": {"views": ["typos"]}}, "tta.*one label each"),
+        ({"of": "reward", "tta": {"views": ["typos"]}}, "tta.*one label each"),
+        ({"of": "sft", "pseudo_label": {"unlabelled": "new.jsonl"}}, "pseudo_label.*one label each"),
+        ({"tta": {"views": ["typos", "drop_words"]}}, "drop_words.*keep every word.*lower, upper, typos"),
+        ({"tta": {"views": ["typos"], "merge": "vote"}}, "tta.merge.*one label each"),
+        ({"pseudo_label": {"rounds": 2}}, "Write pseudo_label.unlabelled=FILE"),
+        ({"pseudo_label": {"unlabelled": "new.jsonl", "adaptive": True}}, "pseudo_label.adaptive.*one label each"),
+        ({"pseudo_label": {"unlabelled": "new.jsonl"}, "folds": {"k": 2, "time": "day"}}, "look at later rows"),
         ({"correction": {"neighbours": 5}}, "correction.*one label each"),
         ({"duplicates": {"on_duplicate": "weight"}}, "Write together, or ignore"),
         ({"save": {"ship": "best"}}, "Write save.ship=last"),
