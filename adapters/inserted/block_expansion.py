@@ -56,7 +56,10 @@ class BlockExpansion(Method):
             return str(error)
         if any(not anatomy.is_linear(model.get_submodule(path)) for path in outputs):
             return f"the experts of {name} are no linear layers, whose outputs could begin at zero. {_CURE}"
-        if lists := _per_block(model, len(stacks[0])):
+        blocks = len(stacks[0])
+        settings = anatomy.body_config(model.config).to_dict()
+        listed = [key for key, each in settings.items() if isinstance(each, list) and len(each) == blocks > 1]
+        if lists := [key for key in listed if key not in ("layer_types", "architectures")]:
             return f"the configuration of {name} has {', '.join(lists)} for each of its blocks. {_CURE}"
         return None
 
@@ -120,10 +123,3 @@ def _trial(backbone: PreTrainedModel) -> dict[str, Any]:
     return {
         "input_ids": torch.arange(2, 9, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
     }
-
-
-def _per_block(model: PreTrainedModel, blocks: int) -> list[str]:
-    """Settings in a backbone's configuration that list a value for each block."""
-    settings = anatomy.body_config(model.config).to_dict()
-    listed = [key for key, each in settings.items() if isinstance(each, list) and len(each) == blocks > 1]
-    return [key for key in listed if key not in ("layer_types", "architectures")]

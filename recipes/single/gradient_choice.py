@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -91,12 +90,40 @@ def scores(
     count = max(config.batch.size, round(config.data.select.warm_up * len(rows)))
     drawn = np.sort(selection.gumbel_order(chance_N, seed=config.seed)[:count])
     warm_up, ranks = run.child(FOLDER), run.ranks
-    single = begin(warm_up_config(config), warm_up, Unseen(callback), rows.subset(drawn), target)
+    plain = {"select": SelectConfig(), "sampling": SamplingConfig(), "curriculum": CurriculumConfig()}
+    optimizer, classes = config.optimizer, {"sampling": "none", "weights": "none", "logit_adjustment": 0.0}
+    single = begin(
+        RunConfig(
+            recipe=config.task.name,
+            seed=config.seed,
+            model=config.model,
+            adapter=config.adapter,
+            data=config.data.model_copy(update=plain),
+            classes=config.classes.model_copy(update=classes) if config.task.labelled else config.classes,
+            image=config.image,
+            batch=config.batch,
+            train=config.train.model_copy(update={"steps": None, "epochs": float(EPOCHS)}),
+            optimizer=OptimizerConfig(name="adamw", betas=optimizer.betas, eps=optimizer.eps),
+            schedule=config.schedule,
+            evaluate=EvaluateConfig(every=None, answers=0, dynamics=False),
+            save=SaveConfig(every=1 / EPOCHS, keep=EPOCHS),
+            distributed=config.distributed,
+        ),
+        warm_up,
+        Unseen(callback),
+        rows.subset(drawn),
+        target,
+    )
     _, trainer = single.begun(single.backbone())
     trainer.work()
     ranks.wait()
     own = range(ranks.rank, len(rows), ranks.world)
-    total_NG, points = np.zeros((len(own), parts_TG.shape[1])), ranks.agreed(_checkpoints(warm_up))
+    rates = [record["learning_rate"] for record in metrics_log.read(warm_up.path)]
+    paths = sorted(warm_up.checkpoints.glob("step-*"))
+    ends = [int(path.name.removeprefix("step-")) for path in paths]
+    spans = zip(paths, [0, *ends], ends, strict=False)
+    points = ranks.agreed([(path, float(np.mean(rates[start:end]))) for path, start, end in spans])
+    total_NG = np.zeros((len(own), parts_TG.shape[1]))
     for checkpoint, rate in points:
         known = store.by(f"influence {checkpoint.name}").results([rows.digests, target.digests])
         left = [row for row in own if row not in known]
@@ -112,36 +139,3 @@ def scores(
     for rank, share in enumerate(ranks.gathered(total_NG / sum(rate for _, rate in points))):
         score_NG[rank :: ranks.world] = share
     return score_NG
-
-
-def warm_up_config(config: RunConfig) -> RunConfig:
-    """The training in which gradients are compared: AdamW over the whole adapter, rows and classes as they come.
-
-    Not every class need be among its rows, so that none is drawn, weighed or adjusted by how frequent it is.
-    """
-    plain = {"select": SelectConfig(), "sampling": SamplingConfig(), "curriculum": CurriculumConfig()}
-    optimizer, classes = config.optimizer, {"sampling": "none", "weights": "none", "logit_adjustment": 0.0}
-    return RunConfig(
-        recipe=config.task.name,
-        seed=config.seed,
-        model=config.model,
-        adapter=config.adapter,
-        data=config.data.model_copy(update=plain),
-        classes=config.classes.model_copy(update=classes) if config.task.labelled else config.classes,
-        image=config.image,
-        batch=config.batch,
-        train=config.train.model_copy(update={"steps": None, "epochs": float(EPOCHS)}),
-        optimizer=OptimizerConfig(name="adamw", betas=optimizer.betas, eps=optimizer.eps),
-        schedule=config.schedule,
-        evaluate=EvaluateConfig(every=None, answers=0, dynamics=False),
-        save=SaveConfig(every=1 / EPOCHS, keep=EPOCHS),
-        distributed=config.distributed,
-    )
-
-
-def _checkpoints(run: Run) -> list[tuple[Path, float]]:
-    """Each checkpoint of the warm-up, and the mean learning rate of the steps that led to it."""
-    rates = [record["learning_rate"] for record in metrics_log.read(run.path)]
-    paths = sorted(run.checkpoints.glob("step-*"))
-    ends = [int(path.name.removeprefix("step-")) for path in paths]
-    return [(path, float(np.mean(rates[start:end]))) for path, start, end in zip(paths, [0, *ends], ends, strict=False)]

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from workbench.adapters import Full, Lora, combine
-from workbench.adapters.combine import CombinationError, Updates
+from workbench.adapters.combine import CombinationError
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.recipes.verbs import merge
@@ -68,7 +68,11 @@ def combine_runs(
         with files.new_folder(run.adapter) as folder:
             written = combine.write(updates, folder, like=saved[0])
             _copy_beside([source / "adapter" for source in sources], folder)
-        combination = Combined(combine.error(written, total), (min(ranks), max(ranks)), _size(written))
+        combination = Combined(
+            combine.error(written, total),
+            (min(ranks), max(ranks)),
+            sum(tensor.numel() for update in written.values() for tensor in update),
+        )
         data = files.read_json(sources[0] / "manifest.json").get("data")
         parts = [{"run": str(run), "weight": weight} for run, weight in zip(sources, weights, strict=True)]
         run.note(status="done", data=data, combined={"of": parts, "rank": rank, "error": combination.error.overall})
@@ -125,7 +129,3 @@ def _copy_beside(adapters: Sequence[Path], folder: Path) -> None:
         stops |= {eos_ids} if isinstance(eos_ids, int) else set(eos_ids)
     generation.eos_token_id = sorted(stops)
     generation.save_pretrained(folder)
-
-
-def _size(updates: Updates) -> int:
-    return sum(tensor.numel() for update in updates.values() for tensor in update)

@@ -59,9 +59,22 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "au
     lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_row": "skip"})})
     read = _read(lenient, size)
     report = DataReport(config, survey.examine(read), out / PAGE, out / FLAGS)
-    files.write_bytes(report.flags, _table(report.findings).to_parquet())
+    columns: Mapping[str, list[object]] = {
+        "split": [each.read.title for each in report.findings for _ in each.flags],
+        "row": [flag.place for each in report.findings for flag in each.flags],
+        "rule": [flag.rule for each in report.findings for flag in each.flags],
+        "value": [flag.value for each in report.findings for flag in each.flags],
+        "note": [flag.note for each in report.findings for flag in each.flags],
+        "text": [each.text(flag)[: data_page.KEPT] for each in report.findings for flag in each.flags],
+    }
+    files.write_bytes(report.flags, pd.DataFrame(columns).to_parquet())
     if any(each.read.perplexities for each in report.findings):
-        files.write_bytes(out / PERPLEXITIES, _perplexity_table(report.findings).to_parquet())
+        lines = [
+            (each.read.title, each.read.rows[row].place, value)
+            for each in report.findings
+            for row, value in each.read.perplexities.items()
+        ]
+        files.write_bytes(out / PERPLEXITIES, pd.DataFrame(lines, columns=["split", "row", "perplexity"]).to_parquet())
     files.write_bytes(report.page, data_page.page(name or config.recipe, config.data, report.findings).encode())
     return report
 
@@ -111,26 +124,3 @@ def _read(config: RunConfig, size: SampleSize | None) -> list[SourceRows]:
 def _numbered(read: SourceRows, by_place: Mapping[str, float]) -> dict[int, float]:
     """Perplexities by the numbers of the rows."""
     return {number: by_place[row.place] for number, row in enumerate(read.rows) if row.place in by_place}
-
-
-def _perplexity_table(findings: list[Findings]) -> pd.DataFrame:
-    """A line for each row that the backbone read."""
-    lines = [
-        (each.read.title, each.read.rows[row].place, value)
-        for each in findings
-        for row, value in each.read.perplexities.items()
-    ]
-    return pd.DataFrame(lines, columns=["split", "row", "perplexity"])
-
-
-def _table(findings: list[Findings]) -> pd.DataFrame:
-    """A line for each flag: which rows it is of, file and row, rule, value, note, and the text of the row, cut."""
-    columns: Mapping[str, list[object]] = {
-        "split": [each.read.title for each in findings for _ in each.flags],
-        "row": [flag.place for each in findings for flag in each.flags],
-        "rule": [flag.rule for each in findings for flag in each.flags],
-        "value": [flag.value for each in findings for flag in each.flags],
-        "note": [flag.note for each in findings for flag in each.flags],
-        "text": [each.text(flag)[: data_page.KEPT] for each in findings for flag in each.flags],
-    }
-    return pd.DataFrame(columns)

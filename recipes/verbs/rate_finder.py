@@ -101,7 +101,26 @@ def find(
         ConfigError: The recipe trains no single adapter, or draws rows by their losses.
         TrainingError: No rate came to the end of its training.
     """
-    _require_able(config)
+    data = config.data
+    if not config.task.fleets or config.over is not None:
+        raise ConfigError(
+            f"recipe={config.recipe}: a learning rate is looked for in the training of one adapter. "
+            f"Write recipe={names(lambda task: task.fleets)}, and use its rate here."
+        )
+    if data.sampling.by != "all":
+        raise ConfigError(
+            f"data.sampling.by={data.sampling.by} draws rows by their losses, so that rates would not be compared on "
+            "the same rows. Write data.sampling.by=all."
+        )
+    if reason := curriculum_checks.refusal(config, "the search for a rate"):
+        raise ConfigError(f"data.curriculum: {reason}")
+    if reason := length_checks.refusal(config, "the search for a rate"):
+        raise ConfigError(f"data.length_warm_up {reason}")
+    if data.select.by_backbone:
+        raise ConfigError(
+            f"data.select.by={data.select.by} asks the backbone about every row first. "
+            f"Write {data.select.random_instead}: the rate is that for as many rows."
+        )
     config = streamed_rows.local(config, say=callback.say)
     rates = rates_between(
         config.train.learning_rate / REACH if lowest is None else lowest,
@@ -171,29 +190,6 @@ def sentences(outcome: Tried) -> Iterator[str]:
 
 def _range(low: float, high: float) -> str:
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
-
-
-def _require_able(config: RunConfig) -> None:
-    data = config.data
-    if not config.task.fleets or config.over is not None:
-        raise ConfigError(
-            f"recipe={config.recipe}: a learning rate is looked for in the training of one adapter. "
-            f"Write recipe={names(lambda task: task.fleets)}, and use its rate here."
-        )
-    if data.sampling.by != "all":
-        raise ConfigError(
-            f"data.sampling.by={data.sampling.by} draws rows by their losses, so that rates would not be compared on "
-            "the same rows. Write data.sampling.by=all."
-        )
-    if reason := curriculum_checks.refusal(config, "the search for a rate"):
-        raise ConfigError(f"data.curriculum: {reason}")
-    if reason := length_checks.refusal(config, "the search for a rate"):
-        raise ConfigError(f"data.length_warm_up {reason}")
-    if data.select.by_backbone:
-        raise ConfigError(
-            f"data.select.by={data.select.by} asks the backbone about every row first. "
-            f"Write {data.select.random_instead}: the rate is that for as many rows."
-        )
 
 
 def _short(config: RunConfig, rate: float, steps: int) -> RunConfig:

@@ -13,7 +13,6 @@ from workbench.data.batching import Indices, evenly_spaced
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.evaluation import perplexity
 from workbench.evaluation.frozen_features import LARGEST
@@ -104,18 +103,13 @@ def _measured(
         rows = tokenized.read(own.train, own, tokenizer, template, limit=own.limit)
         sample = rows.subset(_spread(rows.lengths, size.rows, work))
         losses = perplexity.row_likelihoods(backbone.model, head, sample)
-        by_title[title] = _by_example(sample, losses)
+        sums: dict[str, tuple[float, int]] = {}
+        for row, (loss, _, count) in enumerate(losses):
+            place = tokenized.example_of(sample.place(row))
+            before = sums.get(place, (0.0, 0))
+            sums[place] = before[0] + loss, before[1] + count
+        by_title[title] = {place: float(np.exp(loss / count)) for place, (loss, count) in sums.items()}
     return Perplexities(by_title)
-
-
-def _by_example(sample: TokenizedSet, losses: Sequence[tuple[float, int, int]]) -> dict[str, float]:
-    """Perplexities by file and row; answers that are rows of their own count together."""
-    sums: dict[str, tuple[float, int]] = {}
-    for row, (loss, _, count) in enumerate(losses):
-        place = tokenized.example_of(sample.place(row))
-        before = sums.get(place, (0.0, 0))
-        sums[place] = before[0] + loss, before[1] + count
-    return {place: float(np.exp(loss / count)) for place, (loss, count) in sums.items()}
 
 
 def _spread(length_N: Indices, most: int | None, work: float | None) -> Indices:

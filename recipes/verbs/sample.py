@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.config import RunConfig, reward_words
+from workbench.config import reward_words
 from workbench.config.sections.rewards_config import RewardSource
 from workbench.data.batching import Indices
 from workbench.data.rows import fingerprint
@@ -97,7 +97,19 @@ def sample(
     questions = list(read_questions(source, config.data, skipped))
     files.require_writable(out)
     rewards.require_columns(sources, ((question.place, columns) for question, columns in questions))
-    progress = SampleProgress(out, _identity(run, config, source, overrides, settings))
+    progress = SampleProgress(
+        out,
+        {
+            "run": provenance.digests(run / "adapter", title="adapter") if (run / "adapter").is_dir() else {},
+            "backbone": backbones.file_digests(config.model),
+            "prompts": fingerprint(source),
+            "overrides": list(overrides),
+            "n": settings.n,
+            "temperature": settings.temperature,
+            "max_new_tokens": settings.max_new_tokens,
+            "seed": settings.seed,
+        },
+    )
     _write_answers(run, exported.load(run, config), [question for question, _ in questions], settings, progress)
     groups = _score(sources, questions, progress)
     output_rows = sample_rows.rows(groups, settings.to, least=settings.least, margin=settings.margin)
@@ -125,22 +137,6 @@ def _require(settings: SampleSettings, out: Path) -> None:
         raise ConfigError(f"--temperature {settings.temperature:g}: expected a number above 0, such as 1.")
 
 
-def _identity(
-    run: Path, config: RunConfig, source: str, overrides: Sequence[str], settings: SampleSettings
-) -> dict[str, Any]:
-    """All that the answers depend on."""
-    return {
-        "run": provenance.digests(run / "adapter", title="adapter") if (run / "adapter").is_dir() else {},
-        "backbone": backbones.file_digests(config.model),
-        "prompts": fingerprint(source),
-        "overrides": list(overrides),
-        "n": settings.n,
-        "temperature": settings.temperature,
-        "max_new_tokens": settings.max_new_tokens,
-        "seed": settings.seed,
-    }
-
-
 def _write_answers(
     run: Path, model: ExportedModel, questions: Sequence[Example], settings: SampleSettings, progress: SampleProgress
 ) -> None:
@@ -151,7 +147,8 @@ def _write_answers(
     sampler = AnswerSampler(model.model, known=len(model.tokenizer), stop=model.stop, temperature=settings.temperature)
     # By rows, not by batches, which on an accelerator depend on its memory.
     there = {int(row) for answers in progress.answers.values() for row in answers}
-    for whole in _batches(sampler, prompts, settings):
+    row_batches = sampler.batches(prompts, answers=settings.n, tokens=settings.max_new_tokens)
+    for whole in [[int(row) for row in batch] for batch in row_batches]:
         batch = [row for row in whole if row not in there]
         if not batch:
             continue
@@ -167,11 +164,6 @@ def _write_answers(
         progress.keep_answers(batch[0], answers)
 
 
-def _batches(sampler: AnswerSampler, prompts: Sequence[Indices], settings: SampleSettings) -> list[list[int]]:
-    row_batches = sampler.batches(prompts, answers=settings.n, tokens=settings.max_new_tokens)
-    return [[int(row) for row in batch] for batch in row_batches]
-
-
 def _text(model: ExportedModel, ids: Indices, *, chat: bool) -> tuple[str, bool]:
     """The text of an answer, and whether it ended by itself."""
     text = str(model.tokenizer.decode(ids, skip_special_tokens=True))
@@ -180,7 +172,8 @@ def _text(model: ExportedModel, ids: Indices, *, chat: bool) -> tuple[str, bool]
 
 def _score(sources: Sequence[RewardSource], questions: Questions, progress: SampleProgress) -> list[AnswerGroup]:
     """The answers to each prompt with their rewards."""
-    reward, name = rewards.build(sources), _fingerprint(sources)
+    content = [[source.model_dump(mode="json") for source in sources], rewards.digests(sources)]
+    reward, name = rewards.build(sources), hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
     known = progress.rewards(name)
     groups: dict[int, AnswerGroup] = {}
     for number, written in progress.answers.items():
@@ -201,12 +194,6 @@ def _score(sources: Sequence[RewardSource], questions: Questions, progress: Samp
             ]
             groups[int(row)], at = AnswerGroup(questions[int(row)][0], scored), at + len(group)
     return [groups[row] for row in sorted(groups)]
-
-
-def _fingerprint(sources: Sequence[RewardSource]) -> str:
-    """A digest of rewards and of the files that they are read from."""
-    content = [[source.model_dump(mode="json") for source in sources], rewards.digests(sources)]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _nothing(groups: Sequence[AnswerGroup], settings: SampleSettings) -> str:

@@ -81,18 +81,11 @@ def win_rate(
         files.write_bytes(contest.out, "".join(json.dumps(line) + "\n" for line in lines).encode())
     scores |= {"rows_skipped": float(len(skipped))} if skipped else {}
     scores = comparison.win_rate_scores(win_S, [each.text for each in own], [each.text for each in theirs]) | scores
-    _keep(run, other, contest, scores, count=len(own), prompts=_files(config))
-    return scores
-
-
-def _keep(
-    run: Path, other: Path, contest: Contest, scores: Mapping[str, float], *, count: int, prompts: Sequence[str]
-) -> None:
-    """Write the result into the run directory and its report."""
     by = contest.judge or " + ".join(contest.score)
-    facts = {"against": str(other), "by": by, "prompts": [*prompts], "count": count}
+    facts = {"against": str(other), "by": by, "prompts": [*_files(config)], "count": len(own)}
     score_files.keep_win_rate(run, {**facts, **scores})
     pages.write(run)
+    return scores
 
 
 def _require(contest: Contest) -> None:

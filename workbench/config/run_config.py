@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +69,6 @@ def accept(facts: TaskFacts) -> None:
         RunConfig.model_rebuild(force=True)
 
 
-def _task_kept(values: Mapping[str, Any], recipe: str) -> Any:
-    """The task of a file whose recipe another one replaces: one over tasks keeps it, and a task needs none named."""
-    over, before = task_facts.OVER.get(recipe), task_facts.task_of(values)
-    if over is None or before is None:
-        return None
-    return before.name if over.able(before) is None else None
-
-
 def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> RunConfig:
     """The resolved configuration of a YAML file; raises ConfigError with every mistake at once.
 
@@ -89,7 +81,8 @@ def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ())
     if isinstance(given.get("plugins"), list):
         plugins.load(given["plugins"])
     if "recipe" in given and "of" not in given:
-        values["of"] = _task_kept(values, str(given["recipe"]))
+        over, before = task_facts.OVER.get(str(given["recipe"])), task_facts.task_of(values)
+        values["of"] = None if over is None or before is None else (before.name if over.able(before) is None else None)
     for name, choice, base in (("adapter", "method", Method), ("freeze", "policy", FreezeConfig)):
         wanted, written = given.get(name), values.get(name)
         if isinstance(wanted, dict) and choice in wanted and isinstance(written, dict):

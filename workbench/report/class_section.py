@@ -97,7 +97,8 @@ def classified(run: RunRecord) -> ClassSection | None:
     names = class_names(table)
     if not names:
         off_N = (table["predicted"] - table["label"]).abs()
-        return ClassSection([], [], [], _samples(run, table, off_N, lambda off: f"off by {units.number(off)}"))
+        doubted = list(suspects(table).items()) if run.crossvalidates and "text" in table else []
+    return ClassSection([], [], [], _samples(run, table, off_N, lambda off: f"off by {units.number(off)}"))
     from sklearn import metrics  # half a second, for runs that have classes
 
     true_NC, predicted_NC = (hot(table[column], names) for column in ("label", "predicted"))
@@ -129,7 +130,16 @@ def classified(run: RunRecord) -> ClassSection | None:
             if wrong_CC[true, predicted]
         ],
         mistakes=mistakes,
-        suspects=_suspects(table) if run.crossvalidates else [],
+        suspects=[
+            Suspect(
+                row=table.at[number, "row"],
+                text=begins(table.at[number, "text"], LONGEST),
+                label=table.at[number, "label"],
+                suggested=suggested,
+                sure=f"{table.at[number, f'p_{suggested}']:.2f}",
+            )
+            for number, suggested in doubted[:SUSPECTS]
+        ],
     )
 
 
@@ -174,20 +184,6 @@ def in_words(cell: Any) -> str:
     if isinstance(cell, (list, np.ndarray)):
         return ", ".join(cell) or "(none)"
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
-
-
-def _suspects(table: pd.DataFrame) -> list[Suspect]:
-    """The most suspect labels of rows of text."""
-    return [
-        Suspect(
-            row=table.at[number, "row"],
-            text=begins(table.at[number, "text"], LONGEST),
-            label=table.at[number, "label"],
-            suggested=suggested,
-            sure=f"{table.at[number, f'p_{suggested}']:.2f}",
-        )
-        for number, suggested in list(suspects(table).items() if "text" in table else ())[:SUSPECTS]
-    ]
 
 
 def _samples(run: RunRecord, table: pd.DataFrame, by: pd.Series, shown: Any) -> list[dict[str, Any]]:

@@ -52,9 +52,28 @@ def observed(run: RunRecord) -> DynamicsSection | None:
     table = run.dynamics
     if table.empty:
         return None
+    shown = table.iloc[evenly_spaced(len(table), DRAWN)]
+    lost = shown["row"].isin(training_dynamics.unlearnable(table)["row"])
+    bands = [("no fold learns", len(_BANDS), shown[lost])]  # never right, and wrong out of fold too
+    for colour, (name, low, high) in enumerate(_BANDS):
+        band = shown[shown["correctness"].between(low, high) & ~lost]
+        bands.append((name, colour, band.sort_values("variability")))
+    series = [
+        Series(name, floats(band["variability"]), floats(band["confidence"]), "points", colour)
+        for name, colour, band in bands
+        if len(band)
+    ]
+    caption = (
+        "Each row while it trained: low and steady are hard or wrongly labelled, high and steady are easy, and what "
+        "moves most teaches most (Swayamdipta et al. 2020)."
+    )
+    if len(shown) < len(table):
+        caption += f" {len(shown):,} of {len(table):,} rows are drawn."
+    x, y = Axis("variability of the label's probability"), Axis("its mean, confidence")
+    data_map = draw("Map of the data", series, x=x, y=y, caption=caption, wide=True)
     return DynamicsSection(
         sentence=sentence(table, several="adapters" in table),
-        plots=[_map(table), *_losses_by_visit(table), *_forgetting(table), *_doubts(run)],
+        plots=[data_map, *_losses_by_visit(table), *_forgetting(table), *_doubts(run)],
         hardest=_rows(run, training_dynamics.hardest(table)),
         unlearnable=_rows(run, training_dynamics.unlearnable(table).head(training_dynamics.HARDEST)),
     )
@@ -89,28 +108,6 @@ def sentence(table: pd.DataFrame, *, several: bool) -> str:
         f"{never:,} of {len(table):,} rows were predicted {by} as they are labelled; {forgotten:,} were forgotten at "
         f"least once after they had been right.{none}"
     )
-
-
-def _map(table: pd.DataFrame) -> Plot:
-    shown = table.iloc[evenly_spaced(len(table), DRAWN)]
-    lost = shown["row"].isin(training_dynamics.unlearnable(table)["row"])
-    bands = [("no fold learns", len(_BANDS), shown[lost])]  # never right, and wrong out of fold too
-    for colour, (name, low, high) in enumerate(_BANDS):
-        band = shown[shown["correctness"].between(low, high) & ~lost]
-        bands.append((name, colour, band.sort_values("variability")))
-    series = [
-        Series(name, floats(band["variability"]), floats(band["confidence"]), "points", colour)
-        for name, colour, band in bands
-        if len(band)
-    ]
-    caption = (
-        "Each row while it trained: low and steady are hard or wrongly labelled, high and steady are easy, and what "
-        "moves most teaches most (Swayamdipta et al. 2020)."
-    )
-    if len(shown) < len(table):
-        caption += f" {len(shown):,} of {len(table):,} rows are drawn."
-    x, y = Axis("variability of the label's probability"), Axis("its mean, confidence")
-    return draw("Map of the data", series, x=x, y=y, caption=caption, wide=True)
 
 
 def _losses_by_visit(table: pd.DataFrame) -> list[Plot]:

@@ -226,7 +226,14 @@ class AdapterTrainer:
             hook.on_gradients()
         optimizers.penalise(self.trainable, self.task.config, self.start)
         self._deadline.stepped()
-        self._rate = self._set_rate(self._share(0.5, int(self.seen.lengths[rows].sum())))
+        config = self.task.config
+        rate = optimizers.peak_rate(config) * schedules.factor(
+            self._share(0.5, int(self.seen.lengths[rows].sum())), config.schedule, drops=self.progress.drops
+        )
+        for group in self.optimizer.param_groups:
+            own = 1.0 if self._rates is None or group["layer"] is None else self._rates[group["layer"]]
+            group["lr"] = rate * group["rate_factor"] * own
+        self._rate = rate
         return self._optimizer_step.clip(self.task.config.train.max_grad_norm)
 
     def update(self, loss: float, norm: float, rows: Indices) -> dict[str, Any] | None:
@@ -269,8 +276,12 @@ class AdapterTrainer:
         if self._average is not None:
             self._average.update(self.progress.step, before=self._before, after=self.progress.share)
         asked, due = self.task.evaluation_asked(), self._is_due(self.task.config.evaluate.every)
-        if (due or asked) and self._affords_evaluation():
-            losses, parts = self._held_out()
+        if (due or asked) and (self.progress.share >= 1 or self._deadline.affords("evaluation", "samples")):
+            losses, average = {"held_out_loss": self.judged(self.task.held_out_loss)}, self._average
+            parts = dict(self.task.held_out_parts)
+            if average is not None and average.ready:
+                with average.applied(self._refresh):
+                    losses["averaged_held_out_loss"] = self.task.held_out_loss()
             if due:
                 self._judge(losses)
             record = {**record, **losses, **parts, **({} if due else {"asked": 1})}
@@ -357,10 +368,6 @@ class AdapterTrainer:
         if not self._deadline.fits_another():
             self.progress = replace(self.progress, share=1.0)
 
-    def _affords_evaluation(self) -> bool:
-        """Whether there is time to evaluate and to continue training; always after the last step."""
-        return self.progress.share >= 1 or self._deadline.affords("evaluation", "samples")
-
     @property
     def _deadline(self) -> Deadline:
         return self.task.run.deadline
@@ -373,24 +380,6 @@ class AdapterTrainer:
         """
         done = self.progress
         return self._limits.share(done.share, steps=done.step + part, tokens=done.tokens + part * tokens, part=part)
-
-    def _set_rate(self, share: float) -> float:
-        """Set the learning rate for a share of the run; returns it."""
-        config = self.task.config
-        rate = optimizers.peak_rate(config) * schedules.factor(share, config.schedule, drops=self.progress.drops)
-        for group in self.optimizer.param_groups:
-            own = 1.0 if self._rates is None or group["layer"] is None else self._rates[group["layer"]]
-            group["lr"] = rate * group["rate_factor"] * own
-        return rate
-
-    def _held_out(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Held-out loss of the values and of their average, and its parts, by their names in metrics.jsonl."""
-        losses, average = {"held_out_loss": self.judged(self.task.held_out_loss)}, self._average
-        parts = dict(self.task.held_out_parts)
-        if average is not None and average.ready:
-            with average.applied(self._refresh):
-                losses["averaged_held_out_loss"] = self.task.held_out_loss()
-        return losses, parts
 
     def _judge(self, losses: Mapping[str, float]) -> None:
         """Let the lowest loss decide about the best checkpoint and early stopping."""

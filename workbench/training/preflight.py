@@ -73,7 +73,12 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
                 f"Leave it out, or run: pip install 'peft-workbench[{name}]'"
             )
     capacity.require_longest_fits(config, splits[0])
-    _require_tokens(config, splits[0])
+    budget, step = config.budget.tokens, round(config.batch.size * float(splits[0].lengths.mean()))
+    if budget is not None and budget < step:
+        raise ConfigError(
+            f"budget.tokens={budget} is used up within the first step, which reads about {step:,} tokens. "
+            f"Write budget.tokens={100 * step} for a hundred steps, or a smaller batch.size."
+        )
     optimizers.require(config, device=backbones.device())
     model = backbones.skeleton(config.model, task=task, trainable=isinstance(config.adapter, Full))
     if not config.reads_pictures:
@@ -87,16 +92,6 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     adapters.require_fit(model, config.adapter)
     activation_checkpointing.require(config, model)
     kernels.require(config, model, backbones.device())
-    _require_savings(config, model)
-    _require_layers(config, model)
-    modules = config.adapter.modules(model)
-    pipeline.require(config, model, modules)
-    _require_matrices(config, model)
-    return modules
-
-
-def _require_savings(config: TrainingSections, model: PreTrainedModel) -> None:
-    """Refuse savings of memory that this backbone or this device does not support."""
     tokens = config.train.mlp_tile
     reasons = (
         map(activation_recomputation.tiling_refusal, anatomy.decoder_layers(model)) if isinstance(tokens, int) else ()
@@ -105,6 +100,21 @@ def _require_savings(config: TrainingSections, model: PreTrainedModel) -> None:
         raise ConfigError(f"train.mlp_tile={tokens}: {reason}. Write train.mlp_tile=auto.")
     if config.train.offload_activations is True and (reason := activation_offload.refusal(backbones.device())):
         raise ConfigError(reason)
+    _require_layers(config, model)
+    modules = config.adapter.modules(model)
+    pipeline.require(config, model, modules)
+    if config.optimizer.name in OF_INNER_MATRICES:
+        layers = LayerMap(tuple(stack(model)), {})
+        below = config.freeze.never(len(layers.blocks))
+        attached = adapters.attach(model.float(), config.adapter, seed=0, below=below)
+        trained = [(name, each) for name, each in attached.named_parameters() if each.requires_grad]
+        if not any(layers.of(name) > below and optimizers.is_matrix(each) for name, each in trained):
+            raise ConfigError(
+                f"optimizer.name={config.optimizer.name} is for matrices inside the transformer blocks, and "
+                f"adapter.method={config.adapter.method} trains none there. "
+                "Write optimizer.name=adamw, or adapter.method=lora."
+            )
+    return modules
 
 
 def _require_layers(config: TrainingSections, model: PreTrainedModel) -> None:
@@ -126,31 +136,6 @@ def _require_layers(config: TrainingSections, model: PreTrainedModel) -> None:
             f"freeze.policy={config.freeze.policy} freezes all {blocks} blocks, and adapter.method="
             f"{config.adapter.method} has nothing outside of them, so that nothing would train. "
             f"Write {f'freeze.layers={blocks // 2}' if blocks > 1 else 'freeze.policy=none'}, or adapter.method=full."
-        )
-
-
-def _require_matrices(config: TrainingSections, model: PreTrainedModel) -> None:
-    """Refuse an optimizer for matrices where AdamW would take all steps. Attaches the adapter to `model`."""
-    if config.optimizer.name not in OF_INNER_MATRICES:
-        return
-    layers = LayerMap(tuple(stack(model)), {})
-    below = config.freeze.never(len(layers.blocks))
-    attached = adapters.attach(model.float(), config.adapter, seed=0, below=below)
-    trained = [(name, each) for name, each in attached.named_parameters() if each.requires_grad]
-    if not any(layers.of(name) > below and optimizers.is_matrix(each) for name, each in trained):
-        raise ConfigError(
-            f"optimizer.name={config.optimizer.name} is for matrices inside the transformer blocks, and adapter.method="
-            f"{config.adapter.method} trains none there. Write optimizer.name=adamw, or adapter.method=lora."
-        )
-
-
-def _require_tokens(config: TrainingSections, train: MeasuredExamples) -> None:
-    """Refuse a token budget that the first step uses up, as its learning rate would be that of the end."""
-    budget, step = config.budget.tokens, round(config.batch.size * float(train.lengths.mean()))
-    if budget is not None and budget < step:
-        raise ConfigError(
-            f"budget.tokens={budget} is used up within the first step, which reads about {step:,} tokens. "
-            f"Write budget.tokens={100 * step} for a hundred steps, or a smaller batch.size."
         )
 
 

@@ -112,7 +112,12 @@ class Trainer:
         self.evaluation_asked = False
         more = (self.held_out_parts, self.signal.reference, lambda: self.evaluation_asked)
         task = TrainTask(self.train, self._held_out_loss, self.config, self.run, *more)
-        self.member: AdapterTrainer = AdapterTrainer(task, trained(self.masters, self.freezer), hooks=self._hooks())
+        hooks: dict[str, TrainHook] = dict(self.row_losses.observers)
+        hooks |= self.step_noise.stacking.hooks | self.exchange.hooks
+        hooks |= observers.of(self.freezer, self.masters.named(), self._observed_batch)
+        hooks |= {"noise": self.noise} if self.config.optimizer.noise_scale else {}
+        hooks |= self.sharpness.hooks | self.choice.hooks | dict(self.signal.keeps)
+        self.member: AdapterTrainer = AdapterTrainer(task, trained(self.masters, self.freezer), hooks=hooks)
         self.accumulation = GradientAccumulation(
             self.model,
             self.forward,
@@ -363,15 +368,6 @@ class Trainer:
     @property
     def _remembered(self) -> capacity.Remembered:
         return capacity.Remembered(self.config, self._longest, self.signal.settings)
-
-    def _hooks(self) -> dict[str, TrainHook]:
-        """Training hooks by the name of their file in a checkpoint."""
-        hooks: dict[str, TrainHook] = (
-            dict(self.row_losses.observers) | self.step_noise.stacking.hooks | self.exchange.hooks
-        )
-        hooks |= observers.of(self.freezer, self.masters.named(), self._observed_batch)
-        hooks |= {"noise": self.noise} if self.config.optimizer.noise_scale else {}
-        return hooks | self.sharpness.hooks | self.choice.hooks | dict(self.signal.keeps)
 
     def _observed_batch(self) -> MicroBatch:
         """Run the model on the first rows, for a policy that observes activations; returns these rows."""

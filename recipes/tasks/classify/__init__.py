@@ -7,20 +7,6 @@ from workbench.config.sections.run_sections import RunSections
 from workbench.config.task_facts import TaskFacts, register
 
 
-def _of_rows(config: RunSections) -> Iterator[str]:
-    """Settings of written text that are given for rows that are classified."""
-    unused = ("truncate", "loss_on") if config.reads_pictures else ("format", "truncate", "loss_on")
-    given = [f"data.{key}" for key in unused if config.data.differs(key)]
-    given += ["model.chat_template"] if config.model.chat_template is not None else []
-    if config.model.new_tokens:
-        yield f"recipe={config.recipe} trains no rows of new tokens: leave model.new_tokens out."
-    if given:
-        yield (
-            f"recipe={config.recipe} reads columns as classes.text puts them together, and cuts them as classes.keep "
-            f"and classes.shares say: leave {', '.join(given)} out."
-        )
-
-
 def _of_pictures(config: RunSections) -> Iterator[str]:
     """Settings of pictures for text, settings of text for pictures, and augmentations that nothing could do."""
     image = config.image
@@ -91,7 +77,16 @@ def _of_augmentation(config: RunSections) -> Iterator[str]:
 
 
 def _check(config: RunSections) -> Iterator[str]:
-    yield from _of_rows(config)
+    unused = ("truncate", "loss_on") if config.reads_pictures else ("format", "truncate", "loss_on")
+    given = [f"data.{key}" for key in unused if config.data.differs(key)]
+    given += ["model.chat_template"] if config.model.chat_template is not None else []
+    if config.model.new_tokens:
+        yield f"recipe={config.recipe} trains no rows of new tokens: leave model.new_tokens out."
+    if given:
+        yield (
+            f"recipe={config.recipe} reads columns as classes.text puts them together, and cuts them as classes.keep "
+            f"and classes.shares say: leave {', '.join(given)} out."
+        )
     yield from _of_pictures(config)
 
 

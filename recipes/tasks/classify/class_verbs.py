@@ -24,7 +24,7 @@ from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.images.picture_reader import PictureRows
 from workbench.data.labelled import class_sampling, fold_data, labelled_data, labels, text_reader
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
-from workbench.data.labelled.labels import Floats, Label, Labels, alike
+from workbench.data.labelled.labels import Floats, Labels, alike
 from workbench.data.labelled.records import RecordSource, RowReader
 from workbench.data.labelled.text_reader import TextReader
 from workbench.data.text.quality import cleaning
@@ -179,17 +179,6 @@ def predict(
     return predictions(model, encoded, outputs_NC, labelled=False), rows.skipped
 
 
-def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[LabelledSet, Floats]:
-    """Held-out rows, or those of a cross-validation, and what a classifier says of them."""
-    if config.crossvalidates:
-        data = fold_data.load(config, model.reader, run_embedder.of_sources(config, model.reader))
-        held_out = data.test or data.rows
-    else:
-        held_out = labelled_data.load(config, model.reader).held_out
-    first = held_out.subset(np.arange(min(rows, len(held_out))))
-    return first, classification_scores.predict_outputs(model.model, model.outputs, first)
-
-
 def stock_outputs(model: nn.Module, rows: LabelledSet) -> Floats:
     """A stock model's own outputs for rows; texts are padded with the token of its config.json.
 
@@ -216,16 +205,12 @@ def gap(labels: Labels, first_NC: Floats, second_NC: Floats) -> Gap:
         return Gap(rows, None, float((np.abs(first_NC - second_NC) < 0.01).mean()))
     one, other = (labels.predicted(labels.values(outputs_NC)) for outputs_NC in (first_NC, second_NC))
     same = [mine == theirs for mine, theirs in zip(one, other, strict=True)]
-    return Gap(rows, max(0.0, float(_divergence(labels, first_NC, second_NC).mean())), float(np.mean(same)))
-
-
-def _divergence(labels: Labels, first_NC: Floats, second_NC: Floats) -> Floats:
     if labels.kind == "several":
         pairs = [(special.log_expit(sign * first_NC), special.log_expit(sign * second_NC)) for sign in (1, -1)]
     else:
         pairs = [(special.log_softmax(first_NC, axis=1), special.log_softmax(second_NC, axis=1))]
     divergence_N: Floats = sum((np.exp(one) * (one - other)).sum(1) for one, other in pairs)
-    return divergence_N
+    return Gap(rows, max(0.0, float(divergence_N.mean())), float(np.mean(same)))
 
 
 def save_merged(model: PreTrainedModel, unmerged: Classifier, folder: Path) -> None:
@@ -238,7 +223,13 @@ def save_merged(model: PreTrainedModel, unmerged: Classifier, folder: Path) -> N
 def outputs(run: Path, config: RunConfig) -> ClassReference:
     """Outputs of a finished run for some of its held-out rows."""
     unmerged = classifier.load(run, config)
-    rows, wanted = some_outputs(unmerged, config, rows=ROWS)
+    if config.crossvalidates:
+        data = fold_data.load(config, unmerged.reader, run_embedder.of_sources(config, unmerged.reader))
+        held_out = data.test or data.rows
+    else:
+        held_out = labelled_data.load(config, unmerged.reader).held_out
+    first = held_out.subset(np.arange(min(ROWS, len(held_out))))
+    rows, wanted = first, classification_scores.predict_outputs(unmerged.model, unmerged.outputs, first)
     return ClassReference(config, unmerged.reader.tokenizer, unmerged, rows, wanted)
 
 
@@ -346,15 +337,11 @@ def _records(
         [labelled_data.row_text(record) if is_text else RowText(record.place, "") for record in source.records],
         _lengths(reader, source) if isinstance(reader, TextReader) else None,
         named.trains,
-        labels=None if numeric else [_names(record.label) for record in source.records],
+        labels=None if numeric else [tuple(labels.classes_of(record.label)) for record in source.records],
         numbers=[float(label) for label in source.labels] if numeric else None,
         unreadable=source.skipped,
         clusters=clusters,
     )
-
-
-def _names(label: Label | None) -> tuple[str, ...]:
-    return tuple(labels.classes_of(label))
 
 
 def _lengths(reader: TextReader, source: RecordSource) -> Indices:

@@ -94,9 +94,12 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
     sample = evenly_spaced(len(rows), SAMPLED).tolist()
     grey = [_is_grey(inputs.picture(index)) for index in sample]
     names = labels.names if labels.kind in ("one", "several") else ()
+    share = sum(grey) / len(grey)
+    colours = f"{percent(share)} grey, the others in colour" if share else "in colour"
+    colours = "all grey, as the model reads them" if share == 1 else colours
     facts = [
         ("Files", _sizes(reader, rows, sample)),
-        ("Colours", _colours(grey)),
+        ("Colours", colours),
         *(
             [("Depth", depth)]
             if (depth := preparation.ranges_in_words(reader.value_ranges(), config.image.depth))
@@ -165,18 +168,6 @@ def _sizes(reader: PictureReader, rows: LabelledSet, sample: list[int]) -> str:
     wanted = min(reader.format.height, reader.format.width)
     small = sum(min(each[:2]) < wanted for each in sizes)
     return f"{sentence}; {percent(small / len(sizes))} are enlarged, which adds no detail" if small else sentence
-
-
-def _colours(grey: list[bool]) -> str:
-    """Whether the pictures that the model reads have colours."""
-    share = sum(grey) / len(grey)
-    return (
-        "all grey, as the model reads them"
-        if share == 1
-        else f"{percent(share)} grey, the others in colour"
-        if share
-        else "in colour"
-    )
 
 
 def _is_grey(picture_HW3: NDArray[np.uint8]) -> bool:

@@ -45,25 +45,6 @@ def served(
     queue: int,
 ) -> ClassModel:
     """The model of a run by name, whose classes `values` gives: probabilities (N, C), or numbers, of rows."""
-    answering = _classifying(reader, labels, values)
-    return ClassModel(name, config.model.id, created, Turns(queue), answering, labels.names)
-
-
-def _outputs(model: classifier.Classifier) -> Callable[[LabelledSet], Floats]:
-    def outputs(rows: LabelledSet) -> Floats:
-        return model.labels.values(classification_scores.predict_outputs(model.model, model.outputs, rows))
-
-    return outputs
-
-
-def _classifying(
-    reader: RowReader, labels: Labels, values: Callable[[LabelledSet], Floats]
-) -> Callable[[Sequence[Row]], list[Classified]]:
-    """Predicts rows of a request.
-
-    Args:
-        values: Probabilities of the classes (N, C), or numbers, of rows.
-    """
 
     def classify(rows: Sequence[Row]) -> list[Classified]:
         named = [_named(row, reader.columns, place) for place, row in enumerate(rows, start=1)]
@@ -71,7 +52,14 @@ def _classifying(
         values_NC = values(encoded)
         return [Classified(*each) for each in zip(labels.predicted(values_NC), values_NC.tolist(), strict=True)]
 
-    return classify
+    return ClassModel(name, config.model.id, created, Turns(queue), classify, labels.names)
+
+
+def _outputs(model: classifier.Classifier) -> Callable[[LabelledSet], Floats]:
+    def outputs(rows: LabelledSet) -> Floats:
+        return model.labels.values(classification_scores.predict_outputs(model.model, model.outputs, rows))
+
+    return outputs
 
 
 def _named(row: Row, columns: Sequence[str], place: int) -> NamedColumns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +84,11 @@ def inspect(config: RunConfig) -> EmbedInspection:
     train, drawn = data.train, mixture.mixed(data.train, config)
     steps = total_steps(config, len(drawn))
     chosen = evenly_spaced(len(train), SHOWN).tolist()
+    given = sum(map(len, train.negatives))
+    negatives = f", {given:,} given negatives" if given else ""
+    classes = f", {len(np.unique(train.class_N)):,} classes" if train.form == "labelled" else ""
+    mined = f" {config.embed.mine} negatives a row are mined before training." if config.embed.mine else ""
+    loss = config.embed.loss_of(train.form)
     return EmbedInspection(
         config=config,
         data=data,
@@ -92,7 +97,7 @@ def inspect(config: RunConfig) -> EmbedInspection:
         steps=steps,
         notes=[
             *mixture.in_words(drawn, config, steps),
-            _form(train, config),
+            f"Rows are {train.form}: {len(train.units.texts):,} texts{classes}{negatives}; loss {loss}.{mined}",
             *known_share(train, drawn, config),
             *left_out(train),
         ],
@@ -105,15 +110,6 @@ def _rendered(rows: PairSet, row: int, decode: object) -> list[tuple[str, str]]:
     named = [("anchor", rows.anchor_N[row]), (second, rows.positive_N[row])]
     named += [("negative", unit) for unit in rows.negatives[row]]
     return [(name, str(decode(rows.units.tokens[unit]))) for name, unit in named]
-
-
-def _form(rows: PairSet, config: RunConfig) -> str:
-    given = sum(map(len, rows.negatives))
-    negatives = f", {given:,} given negatives" if given else ""
-    classes = f", {len(np.unique(rows.class_N)):,} classes" if rows.form == "labelled" else ""
-    mined = f" {config.embed.mine} negatives a row are mined before training." if config.embed.mine else ""
-    loss = config.embed.loss_of(rows.form)
-    return f"Rows are {rows.form}: {len(rows.units.texts):,} texts{classes}{negatives}; loss {loss}.{mined}"
 
 
 def known_share(rows: PairSet, drawn: Examples, config: RunConfig) -> list[str]:
@@ -249,10 +245,6 @@ def survey(config: RunConfig, files: Sequence[RowFile]) -> list[SourceRows]:
 
 def serve(run: Path, config: RunConfig, name: str, created: int, *, queue: int) -> EmbeddingModel:
     """The embedder of a finished run as `workbench serve` answers for it; so many requests may wait."""
-    return EmbeddingModel(name, config.model.id, created, Turns(queue), _embedding(run, config))
-
-
-def _embedding(run: Path, config: RunConfig) -> Callable[[Sequence[str], bool, int | None], Embedded]:
     model = embedder.load(run, config)
 
     def embed(texts: Sequence[str], passages: bool, dimensions: int | None) -> Embedded:
@@ -266,4 +258,4 @@ def _embedding(run: Path, config: RunConfig) -> Callable[[Sequence[str], bool, i
         places = [numbers[prefix + text] for text in texts]
         return Embedded(found_UD[places], int(read.lengths[places].sum()))
 
-    return embed
+    return EmbeddingModel(name, config.model.id, created, Turns(queue), embed)

@@ -186,16 +186,12 @@ class PreferenceRun(StartedRun):
 
     def finish(self, more: Mapping[str, Any] | None = None) -> Scores:
         if self.ruler is not None and preference_reference.is_start(self.config) and self.placement.scores:
-            self._measure_start_anew()
+            own, path = self._reference("held_out"), self.run.path / "before.json"
+            assert own is not None
+            before = files.read_json(path)
+            before["scores"] |= self._summary("held_out", own.counted_S, own.mean_S, own.others_S)
+            files.write_json(path, before)
         return super().finish(more)
-
-    def _measure_start_anew(self) -> None:
-        """Score the start by this member's section, as what was trained is: a sweep did by that of its first member."""
-        own, path = self._reference("held_out"), self.run.path / "before.json"
-        assert own is not None
-        before = files.read_json(path)
-        before["scores"] |= self._summary("held_out", own.counted_S, own.mean_S, own.others_S)
-        files.write_json(path, before)
 
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         config, train = self.config.prefer, self.pairs.train

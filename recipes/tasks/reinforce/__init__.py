@@ -17,8 +17,30 @@ def _check(config: RunSections) -> Iterator[str]:
     yield from config.reinforce.misfits(
         noise=config.adapter.noise > 0 or config.adapter.facts.draws or config.model.dropout
     )
-    yield from _of_rollouts(config)
-    yield from _of_rows(config)
+    if not (config.reinforce.rollouts.url is None or config.adapter.method in _LOADED):
+        cure = f"Write adapter.method={'|'.join(_LOADED)}, or leave reinforce.rollouts out."
+        if config.adapter.method == "full":
+            yield (
+                "reinforce.rollouts.url: a server is given an adapter before each rollout, and adapter.method=full "
+                f"trains the backbone itself, whose weights it cannot take. {cure}"
+            )
+        else:
+            yield (
+                "reinforce.rollouts.url: a server loads plain LoRA while it answers, and "
+                f"adapter.method={config.adapter.method} is saved as something else. {cure}"
+            )
+    data = config.data
+    if data.loss_on != "assistant":
+        yield "recipe=reinforce learns from the answers that it writes, and from no other text: leave data.loss_on out."
+    if given := [f"data.{key}" for key in _OF_ROWS if data.differs(key)]:
+        yield f"recipe=reinforce reads prompts, and writes the answers itself: leave {', '.join(given)} out."
+    if data.weighs:
+        yield "data.columns names a weight, and prompts of recipe=reinforce count once each. Leave it out."
+    if config.model.new_tokens:
+        yield (
+            "model.new_tokens are never drawn before they were learnt. Teach them with recipe=sft, merge that run, and "
+            "write its folder as model.id."
+        )
     yield from _of_training(config)
     if config.reinforce.start is not None and config.adapter.method == "full":
         yield (
@@ -35,38 +57,6 @@ def _check(config: RunSections) -> Iterator[str]:
             "reinforce.beta compares with the model that training starts from, which is the backbone without its "
             "adapter, and adapter.method=full trains the backbone itself. Write reinforce.beta=0, or "
             "adapter.method=lora."
-        )
-
-
-def _of_rollouts(config: RunSections) -> Iterator[str]:
-    if config.reinforce.rollouts.url is None or config.adapter.method in _LOADED:
-        return
-    cure = f"Write adapter.method={'|'.join(_LOADED)}, or leave reinforce.rollouts out."
-    if config.adapter.method == "full":
-        yield (
-            "reinforce.rollouts.url: a server is given an adapter before each rollout, and adapter.method=full trains "
-            f"the backbone itself, whose weights it cannot take. {cure}"
-        )
-    else:
-        yield (
-            "reinforce.rollouts.url: a server loads plain LoRA while it answers, and "
-            f"adapter.method={config.adapter.method} is saved as something else. {cure}"
-        )
-
-
-def _of_rows(config: RunSections) -> Iterator[str]:
-    data = config.data
-
-    if data.loss_on != "assistant":
-        yield "recipe=reinforce learns from the answers that it writes, and from no other text: leave data.loss_on out."
-    if given := [f"data.{key}" for key in _OF_ROWS if data.differs(key)]:
-        yield f"recipe=reinforce reads prompts, and writes the answers itself: leave {', '.join(given)} out."
-    if data.weighs:
-        yield "data.columns names a weight, and prompts of recipe=reinforce count once each. Leave it out."
-    if config.model.new_tokens:
-        yield (
-            "model.new_tokens are never drawn before they were learnt. Teach them with recipe=sft, merge that run, and "
-            "write its folder as model.id."
         )
 
 

@@ -48,7 +48,10 @@ def begin(config: RunConfig, run: Run, callback: Callback, *, loader: Loader = b
     tokenizer, data, _ = prepare(config)
     provenance.note_data(run, data.facts())
     if config.rerank.mine:
-        data = with_mined(config, run, callback, tokenizer, data)
+        near, pairs = run_embedder.of(config, "rerank"), data.train.pairs
+        by = "the backbone" if near is None else str(near.run)
+        more = negative_mining.kept(run, callback, pairs, lambda: _mined(config, tokenizer, data.train, near), by=by)
+        data = data._replace(train=replace(data.train, pairs=more))
     return RerankRun(config, run, callback, tokenizer, data, loader=loader)
 
 
@@ -62,16 +65,6 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, Splits[Candidat
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = list(data.named().values())
     return tokenizer, data, preflight.require_backbone(config, splits, model_heads.of(config))
-
-
-def with_mined(
-    config: RunConfig, run: Run, callback: Callback, tokenizer: PreTrainedTokenizerBase, data: Splits[CandidateSet]
-) -> Splits[CandidateSet]:
-    """The same data whose training rows have `rerank.mine` further negatives each."""
-    near, pairs = run_embedder.of(config, "rerank"), data.train.pairs
-    by = "the backbone" if near is None else str(near.run)
-    more = negative_mining.kept(run, callback, pairs, lambda: _mined(config, tokenizer, data.train, near), by=by)
-    return data._replace(train=replace(data.train, pairs=more))
 
 
 def _mined(

@@ -122,12 +122,6 @@ def predict(
     return table.assign(rank=ranks.astype(int)), skipped
 
 
-def some_pairs(model: Reranker, config: RunConfig, *, count: int) -> PairedTexts:
-    """The first pairs of the held-out rows."""
-    pairs = rerank_candidates.load(config, model.tokenizer).held_out.all_pairs
-    return pairs.take(np.arange(min(count, len(pairs))))
-
-
 def save_merged(model: PreTrainedModel, unmerged: Reranker, folder: Path) -> None:
     """A stock model and its tokenizer, which the CrossEncoder of sentence-transformers loads with the same scores."""
     model.config.sentence_transformers = {"activation_fn": IDENTITY}
@@ -138,7 +132,8 @@ def save_merged(model: PreTrainedModel, unmerged: Reranker, folder: Path) -> Non
 def outputs(run: Path, config: RunConfig) -> RankReference:
     """Scores of a finished run for some of its held-out pairs."""
     unmerged = reranker.load(run, config)
-    pairs = some_pairs(unmerged, config, count=ROWS)
+    pairs = rerank_candidates.load(config, unmerged.tokenizer).held_out.all_pairs
+    pairs = pairs.take(np.arange(min(ROWS, len(pairs))))
     return RankReference(config, unmerged, pairs, retrieval_scores.pair_scores(unmerged, pairs)[:, None])
 
 

@@ -28,6 +28,9 @@ def inspect(config: RunConfig) -> Inspection:
     train, mixed = answers.train, mixture.mixed(answers.train, config)
     steps = total_steps(config, len(mixed))
     shown = evenly_spaced(len(train), SHOWN).tolist()
+    right_S = train.labels >= RIGHT
+    flawless = float((reward_scores.first_wrong(train, ~right_S) < 0).mean())
+    right = units.percent(float(right_S.mean()))
     return Inspection(
         config=config,
         data=answers.map(lambda split: split.answers),
@@ -36,20 +39,12 @@ def inspect(config: RunConfig) -> Inspection:
         steps=steps,
         notes=[
             *mixture.in_words(mixed, config, steps),
-            _labels(train),
+            f"{len(right_S):,} steps of {len(train):,} answers: {right} are right, and {units.percent(flawless)} of "
+            "the answers have no wrong one.",
             *_cut(answers.train, answers.held_out, most=config.data.max_tokens),
             *left_out(train.answers),
         ],
     )
-
-
-def _labels(rows: StepSet) -> str:
-    right_S = rows.labels >= RIGHT
-    flawless = float((reward_scores.first_wrong(rows, ~right_S) < 0).mean())
-    sentence = (
-        f"{len(right_S):,} steps of {len(rows):,} answers: {units.percent(float(right_S.mean()))} are right, and "
-    )
-    return f"{sentence}{units.percent(flawless)} of the answers have no wrong one."
 
 
 def _cut(*splits: StepSet, most: int) -> list[str]:

@@ -48,6 +48,10 @@ def inspect(config: RunConfig) -> Inspection:
         for example in shown
         for side in (0, 1)
     ]
+    ties, count_P2 = int(train.ties.sum()), train.answer_tokens.reshape(-1, 2)[~train.ties]
+    longer = float((count_P2[:, 0] > count_P2[:, 1]).mean())
+    notes = [f"{ties:,} of {len(train):,} pairs are ties, whose rewards are to be equal."] if ties else []
+    sentence = f"Of {len(count_P2):,} pairs the longer answer is the better one in {units.percent(longer)}."
     return Inspection(
         config=config,
         data=pairs.map(lambda split: split.answers),
@@ -56,7 +60,8 @@ def inspect(config: RunConfig) -> Inspection:
         steps=steps,
         notes=[
             *mixture.in_words(mixed, config, steps),
-            *_lengths(train),
+            *notes,
+            sentence + (" A reward model learns length first." if abs(longer - 0.5) > 0.15 else ""),
             *left_out(train.answers),
         ],
     )
@@ -65,15 +70,6 @@ def inspect(config: RunConfig) -> Inspection:
 def _word(rows: PreferenceSet, example: int, side: int) -> str:
     """An answer of a pair in a word."""
     return "tie" if rows.ties[example] else ("chosen", "rejected")[side]
-
-
-def _lengths(rows: PreferenceSet) -> list[str]:
-    """Sentence on how far length alone tells the better answer."""
-    ties, count_P2 = int(rows.ties.sum()), rows.answer_tokens.reshape(-1, 2)[~rows.ties]
-    longer = float((count_P2[:, 0] > count_P2[:, 1]).mean())
-    notes = [f"{ties:,} of {len(rows):,} pairs are ties, whose rewards are to be equal."] if ties else []
-    sentence = f"Of {len(count_P2):,} pairs the longer answer is the better one in {units.percent(longer)}."
-    return [*notes, sentence + (" A reward model learns length first." if abs(longer - 0.5) > 0.15 else "")]
 
 
 def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) -> dict[str, float]:

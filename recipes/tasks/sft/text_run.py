@@ -244,7 +244,19 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         return live.head.supervised(live.model, batch.inputs, batch.positions_N)
 
     def member_loss(self, live: ExportedModel) -> Objective:
-        return next_token_objective(live.head, self.config.regularise)
+        def loss(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
+            return losses.next_token(
+                hidden_ND,
+                labels_N,
+                live.head.project,
+                vocabulary=live.head.vocabulary,
+                weights=live.head.trainable(),
+                scale=scale,
+                smoothing=self.config.regularise.label_smoothing,
+                z_loss=self.config.regularise.z_loss,
+            )
+
+        return loss
 
     def of_member(self, live: ExportedModel) -> ExportedModel:
         stop = evaluation.stop_tokens(self.tokenizer, self.data.train)
@@ -311,24 +323,6 @@ def next_token_loss(
             z_loss=smoother.z_loss,
             r_drop=smoother.r_drop,
             draw_N=None if draws is None else draws.numbers(batch.positions_N, tokens=batch.width),
-        )
-
-    return loss
-
-
-def next_token_objective(head: Head, regularise: RegulariseConfig) -> Objective:
-    """The same for a member of a bank, of the hidden states of its supervised positions."""
-
-    def loss(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
-        return losses.next_token(
-            hidden_ND,
-            labels_N,
-            head.project,
-            vocabulary=head.vocabulary,
-            weights=head.trainable(),
-            scale=scale,
-            smoothing=regularise.label_smoothing,
-            z_loss=regularise.z_loss,
         )
 
     return loss

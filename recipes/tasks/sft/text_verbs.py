@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.adapters import stock
@@ -181,7 +181,9 @@ class TextReference:
 
     def settle(self, model: PreTrainedModel) -> PreTrainedModel:
         if model.can_generate():
-            _settle_generation(model.generation_config, self.unmerged.stop)
+            model.generation_config.eos_token_id = self.unmerged.stop
+            for name in () if model.generation_config.do_sample else SAMPLING:
+                setattr(model.generation_config, name, None)
         return model
 
     def save(self, model: PreTrainedModel, folder: Path) -> None:
@@ -195,13 +197,6 @@ class TextReference:
         """Distance of the outputs of a model whose head is known."""
         found_ND = hidden_states(model, head, self.rows, rows=ROWS)
         return agreement(self.unmerged.head, self.wanted_ND, head, found_ND)
-
-
-def _settle_generation(generation: GenerationConfig, stop: list[int]) -> None:
-    """Let text end where the run's does, and leave out what transformers refuses to write."""
-    generation.eos_token_id = stop
-    for name in () if generation.do_sample else SAMPLING:
-        setattr(generation, name, None)
 
 
 def survey(files: Sequence[RowFile], template: Encoder) -> list[SourceRows]:

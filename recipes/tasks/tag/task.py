@@ -179,7 +179,15 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, TagSplits, list
     train = _read(data.train, config)
     tests = [_read(path, config) for path in data.test_files.values()]
     if data.own_share is not None:
-        train, held = _held_out(train, data.own_share, config.seed)
+        plain = train.scheme == "plain"
+        strata = [tuple(sorted(set(row.tags) if plain else {span.label for span in row.spans})) for row in train.rows]
+        held_N = hold_out(strata, groups=(each.key for each in train.records), share=data.own_share, seed=config.seed)
+        if not held_N.any():
+            raise DataError(
+                f"{train.name}: {len(train.rows)} row(s) are too few to hold out a share of {data.own_share}. Give "
+                "more rows, or a file of its own as data.held_out."
+            )
+        train, held = train.subset(~held_N), train.subset(held_N)
         helds = [held]
     else:
         helds = [_read(path, config) for path in data.held_out_files.values()]
@@ -205,19 +213,6 @@ def _read(source: str, config: RunConfig) -> _Source:
         limit=data.limit if source == data.train else None,
     )
     return _Source(read.name, read.fingerprint, read.rows, read.scheme, read.skipped)
-
-
-def _held_out(source: _Source, share: float, seed: int) -> tuple[_Source, _Source]:
-    """Split off rows so that each type of entity, or plain tag, has its share; equal texts stay on the same side."""
-    plain = source.scheme == "plain"
-    strata = [tuple(sorted(set(row.tags) if plain else {span.label for span in row.spans})) for row in source.rows]
-    held_N = hold_out(strata, groups=(each.key for each in source.records), share=share, seed=seed)
-    if not held_N.any():
-        raise DataError(
-            f"{source.name}: {len(source.rows)} row(s) are too few to hold out a share of {share}. Give more rows, or "
-            "a file of its own as data.held_out."
-        )
-    return source.subset(~held_N), source.subset(held_N)
 
 
 def _encoded(encoder: TagEncoder, sources: Sequence[_Source]) -> TaggedSet:
@@ -499,7 +494,16 @@ class TagTask(Task):
         return Inspection(
             config=config,
             data=data,  # type: ignore[arg-type]
-            examples=[(row.place, _pieces(row)) for row in shown],
+            examples=[
+                (
+                    row.place,
+                    [
+                        (f"{word} " if tag == tagged_rows.OUTSIDE else f"{word}[{tag}] ", tag != tagged_rows.OUTSIDE)
+                        for word, tag in zip(row.words, row.tags, strict=True)
+                    ],
+                )
+                for row in shown
+            ],
             targets=targets,
             steps=total_steps(config, len(train)),
             notes=[
@@ -570,14 +574,6 @@ def _unlearnt(data: TagSplits) -> list[str]:
     return (
         [f"No training row has {', '.join(unlearnt)}: evaluation rows with it will count as wrong."] if unlearnt else []
     )
-
-
-def _pieces(row: TaggedRow) -> list[tuple[str, bool]]:
-    """The words with their tags, those outside of entities as they are."""
-    return [
-        (f"{word} " if tag == tagged_rows.OUTSIDE else f"{word}[{tag}] ", tag != tagged_rows.OUTSIDE)
-        for word, tag in zip(row.words, row.tags, strict=True)
-    ]
 
 
 def _scored_rows(tagger: Tagger, config: RunConfig) -> TaggedSet:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -59,13 +59,6 @@ class JobQueue:
 
     def __init__(self, folder: Path) -> None:
         self._runs, self._folder = folder, folder / ".queue"
-        self._lock = self._locked()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._jobs = {job.number: job for job in self._read()}
-        self.trouble = ""
-        """Why the queue is stuck; empty where it is not."""
-
-    def _locked(self) -> IO[str]:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             lock = (self._folder / "lock").open("a")
@@ -77,7 +70,11 @@ class JobQueue:
             ) from (None)
         except OSError as error:
             raise ConfigError(f"{self._runs}: cannot be written ({error.strerror}). Name another folder.") from None
-        return lock
+        self._lock = lock
+        self._child: subprocess.Popen[bytes] | None = None
+        self._jobs = {job.number: job for job in self._read()}
+        self.trouble = ""
+        """Why the queue is stuck; empty where it is not."""
 
     def _read(self) -> list[QueuedCommand]:
         records = files.read_json(self._folder / "jobs.json").get("jobs", [])

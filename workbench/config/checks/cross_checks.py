@@ -37,8 +37,24 @@ def mistakes(config: RunSections) -> Iterator[str]:
     """Contradictions between the sections of a run, one sentence for each."""
     if reason := unable(config.model, config.adapter):
         yield reason
-    yield from _of_training(config)
-    yield from _of_budgets(config)
+    if config.save.ship == "best" and config.evaluate.every is None:
+        yield "save.ship=best needs held-out losses to choose by: write evaluate.every=0.1."
+    if config.evaluate.patience is not None and config.save.ship == "last":
+        yield "evaluate.patience stops some evaluations after the best one: write save.ship=best as well."
+    if config.model.batch_norm == "trained":
+        yield (
+            "model.batch_norm=trained would normalise each row by those of its micro-batch, so that results would "
+            "depend on batch.tokens_per_device and devices; those of the whole batch would have to be known of every "
+            "layer before the next one runs, in all of its micro-batches. Write model.batch_norm=frozen. Factors and "
+            "biases train with adapter.method=layernorm or full, and image.prepare.standardise=data brings pictures "
+            "that are lighter, darker or duller than those of pretraining to a mean and spread of their own."
+        )
+    budget, method = config.budget, config.adapter.method
+    if not budget.unlimited and config.adapter.facts.plans_steps:
+        yield (
+            f"adapter.method={method} plans over a known number of steps, and budget ends a run earlier. "
+            "Leave budget out and write train.steps, or take adapter.method=lora."
+        )
     yield from _of_freezing(config)
     yield from config.optimizer.misfits(
         schedule=config.schedule, freeze=config.freeze, batch=config.batch.size, method=config.adapter.method
@@ -55,7 +71,23 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from stacking_checks.mistakes(config)
     yield from _of_averages(config)
     yield from _of_sources(config)
-    yield from _of_evaluation_sets(config)
+    data = config.data
+    shares = None if data.own_share is None else data.sources
+    for key, files in {"held_out": data.held_out, "test": data.test, "sources": shares}.items():
+        if not isinstance(files, dict):
+            continue
+        if config.task.head == "hidden" and (sizes := {str(size) for size in config.embed.sizes} & files.keys()):
+            yield (
+                f"data.{key}.{min(sizes)}: scores of a set and of embeddings of embed.sizes would have one name. "
+                "Give the set another one."
+            )
+        rewards = {"mean", *(each.name for each in config.rewards)} if config.task.generates_rows else set()
+        if same := rewards & files.keys():
+            kind = "source" if key == "sources" else "set"
+            yield (
+                f"data.{key}.{min(same)}: mean rewards of a {kind} and of a reward would have one name. "
+                f"Give the {kind} another one."
+            )
     yield from curriculum_checks.mistakes(config)
     yield from augment_checks.mistakes(config)
     yield from length_checks.mistakes(config)
@@ -69,7 +101,36 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from curvature_checks.mistakes(config)
     yield from fold_checks.mistakes(config)
     yield from _of_task(config)
-    yield from _of_rows(config)
+    answers = [rule for rule in config.data.clean if rule in ANSWER_RULES]
+    if answers and not config.task.answers and not config.reads_pictures:
+        yield (
+            f"data.clean={', '.join(answers)} judges answers to prompts, and recipe={config.recipe} reads texts "
+            "without any. Leave it out of data.clean."
+        )
+    trained = {own.train for own in config.data.training_files.values()}
+    if trained & set(config.data.held_out_files.values()):
+        yield "data.held_out names the training file. Write a share such as data.held_out=0.05."
+    if trained & set(config.data.decontaminate.against):
+        yield "data.decontaminate.against names the training file, which holds all of itself. Name evaluation files."
+    target = config.data.select.target
+    if target in {*config.data.held_out_files.values(), *config.data.test_files.values()}:
+        yield (
+            f"data.select.target={target} is scored too: rows that were chosen by it make its scores too good. "
+            "Name other rows of its kind."
+        )
+    if config.data.select.by_backbone and not config.task.own_choice and not config.crossvalidates:
+        yield from _of_choosing_backbones(config)
+    if config.data.drop_suspects and not config.crossvalidates:
+        yield (
+            f"data.drop_suspects needs predictions out of fold, and recipe={config.recipe} makes none. "
+            "Write recipe=crossval, or leave it out."
+        )
+    if config.evaluate.dynamics is True and not config.task.records_losses:
+        able = task_facts.names(lambda each: each.records_losses)
+        yield (
+            f"evaluate.dynamics is for recipe={able}|crossval; recipe={config.recipe} records no losses of rows. "
+            "Leave it out."
+        )
     yield from crossval_checks.mistakes(config) if config.crossvalidates else ()
 
 
@@ -88,30 +149,6 @@ def unable(model: ModelConfig, adapter: Method) -> str | None:
         able = ", ".join(sorted(name for name, each in METHODS.items() if each.about[name].token_rows))
         return f"model.new_tokens trains single rows; adapter.method={method} cannot. Able: {able}."
     return None
-
-
-def _of_training(config: RunSections) -> Iterator[str]:
-    if config.save.ship == "best" and config.evaluate.every is None:
-        yield "save.ship=best needs held-out losses to choose by: write evaluate.every=0.1."
-    if config.evaluate.patience is not None and config.save.ship == "last":
-        yield "evaluate.patience stops some evaluations after the best one: write save.ship=best as well."
-    if config.model.batch_norm == "trained":
-        yield (
-            "model.batch_norm=trained would normalise each row by those of its micro-batch, so that results would "
-            "depend on batch.tokens_per_device and devices; those of the whole batch would have to be known of every "
-            "layer before the next one runs, in all of its micro-batches. Write model.batch_norm=frozen. Factors and "
-            "biases train with adapter.method=layernorm or full, and image.prepare.standardise=data brings pictures "
-            "that are lighter, darker or duller than those of pretraining to a mean and spread of their own."
-        )
-
-
-def _of_budgets(config: RunSections) -> Iterator[str]:
-    budget, method = config.budget, config.adapter.method
-    if not budget.unlimited and config.adapter.facts.plans_steps:
-        yield (
-            f"adapter.method={method} plans over a known number of steps, and budget ends a run earlier. "
-            "Leave budget out and write train.steps, or take adapter.method=lora."
-        )
 
 
 def _of_freezing(config: RunSections) -> Iterator[str]:
@@ -171,7 +208,17 @@ def _of_sources(config: RunSections) -> Iterator[str]:
             f"{config.task.compares}. Write data.mix.by=size or weight."
         )
     if data.mix.batches == "one_source":
-        yield from _of_one_source_batches(config)
+        if not config.task.one_source_batches and not config.crossvalidates:  # which has a sentence of its own
+            yield (
+                "data.mix.batches=one_source is for recipe=embed, whose loss compares the rows of a batch; "
+                f"recipe={config.recipe} has losses of single rows. Leave it out."
+            )
+        limited = [name for name, source in config.data.sources.items() if source.passes is not None]
+        if limited:
+            yield (
+                f"data.sources.{limited[0]}.passes counts rows, and data.mix.batches=one_source draws whole batches. "
+                "Leave one of them out."
+            )
     if data.curriculum.by != "none":
         yield "data.curriculum orders the rows of one source; data.sources mixes several. Leave one of them out."
     if config.classes.sampling not in ("auto", "none") and not config.crossvalidates:
@@ -179,42 +226,6 @@ def _of_sources(config: RunSections) -> Iterator[str]:
             f"classes.sampling={config.classes.sampling} draws rows by their class, and data.sources by their source. "
             "Leave classes.sampling out; classes.weights=balanced weighs rare classes in the loss."
         )
-
-
-def _of_one_source_batches(config: RunSections) -> Iterator[str]:
-    """Where a batch of one source has no sense, or not the counts that are asked for."""
-    if not config.task.one_source_batches and not config.crossvalidates:  # which has a sentence of its own
-        yield (
-            "data.mix.batches=one_source is for recipe=embed, whose loss compares the rows of a batch; "
-            f"recipe={config.recipe} has losses of single rows. Leave it out."
-        )
-    limited = [name for name, source in config.data.sources.items() if source.passes is not None]
-    if limited:
-        yield (
-            f"data.sources.{limited[0]}.passes counts rows, and data.mix.batches=one_source draws whole batches. "
-            "Leave one of them out."
-        )
-
-
-def _of_evaluation_sets(config: RunSections) -> Iterator[str]:
-    """Where scores of one of several sets would have the name of other scores."""
-    data = config.data
-    shares = None if data.own_share is None else data.sources
-    for key, files in {"held_out": data.held_out, "test": data.test, "sources": shares}.items():
-        if not isinstance(files, dict):
-            continue
-        if config.task.head == "hidden" and (sizes := {str(size) for size in config.embed.sizes} & files.keys()):
-            yield (
-                f"data.{key}.{min(sizes)}: scores of a set and of embeddings of embed.sizes would have one name. "
-                "Give the set another one."
-            )
-        rewards = {"mean", *(each.name for each in config.rewards)} if config.task.generates_rows else set()
-        if same := rewards & files.keys():
-            kind = "source" if key == "sources" else "set"
-            yield (
-                f"data.{key}.{min(same)}: mean rewards of a {kind} and of a reward would have one name. "
-                f"Give the {kind} another one."
-            )
 
 
 def _of_averages(config: RunSections) -> Iterator[str]:
@@ -267,40 +278,6 @@ def given(config: RunSections, key: str) -> bool:
     *sections, last = key.split(".")
     section = functools.reduce(getattr, sections, config)
     return section.differs(last)
-
-
-def _of_rows(config: RunSections) -> Iterator[str]:
-    """Rows that the task or its recipe cannot choose, compare or judge."""
-    answers = [rule for rule in config.data.clean if rule in ANSWER_RULES]
-    if answers and not config.task.answers and not config.reads_pictures:
-        yield (
-            f"data.clean={', '.join(answers)} judges answers to prompts, and recipe={config.recipe} reads texts "
-            "without any. Leave it out of data.clean."
-        )
-    trained = {own.train for own in config.data.training_files.values()}
-    if trained & set(config.data.held_out_files.values()):
-        yield "data.held_out names the training file. Write a share such as data.held_out=0.05."
-    if trained & set(config.data.decontaminate.against):
-        yield "data.decontaminate.against names the training file, which holds all of itself. Name evaluation files."
-    target = config.data.select.target
-    if target in {*config.data.held_out_files.values(), *config.data.test_files.values()}:
-        yield (
-            f"data.select.target={target} is scored too: rows that were chosen by it make its scores too good. "
-            "Name other rows of its kind."
-        )
-    if config.data.select.by_backbone and not config.task.own_choice and not config.crossvalidates:
-        yield from _of_choosing_backbones(config)
-    if config.data.drop_suspects and not config.crossvalidates:
-        yield (
-            f"data.drop_suspects needs predictions out of fold, and recipe={config.recipe} makes none. "
-            "Write recipe=crossval, or leave it out."
-        )
-    if config.evaluate.dynamics is True and not config.task.records_losses:
-        able = task_facts.names(lambda each: each.records_losses)
-        yield (
-            f"evaluate.dynamics is for recipe={able}|crossval; recipe={config.recipe} records no losses of rows. "
-            "Leave it out."
-        )
 
 
 def _of_choosing_backbones(config: RunSections) -> Iterator[str]:

@@ -27,7 +27,14 @@ def mistakes(config: RunSections) -> Iterator[str]:
             f"{sampling.by} has them count unequally. Write data.curriculum.by=length, or leave one of them out."
         )
     if sampling.by == "tokens":
-        yield from _of_tokens(config)
+        if why := config.task.token_sampling:
+            sentence = f"data.sampling.by=tokens is for recipe=sft; recipe={config.recipe} {why}."
+            yield f"{sentence} Write data.sampling.by=tilted."
+        if config.distributed.sharded:
+            yield (
+                "data.sampling.by=tokens asks a whole reference on each device before the training, and distributed "
+                "cuts what does not fit. Write distributed.zero=0."
+            )
     if config.optimizer.noise_scale is not None:
         yield "optimizer.noise_scale measures rows that are drawn evenly. Leave it or data.sampling out."
 
@@ -49,15 +56,4 @@ def _of_drawing(config: RunSections) -> Iterator[str]:
         yield (
             f"data.sampling.by={by} draws all rows again towards the end, and budget alone ends the run. "
             "Write train.epochs or train.steps too."
-        )
-
-
-def _of_tokens(config: RunSections) -> Iterator[str]:
-    """Where tokens cannot be compared with a reference."""
-    if why := config.task.token_sampling:
-        yield f"data.sampling.by=tokens is for recipe=sft; recipe={config.recipe} {why}. Write data.sampling.by=tilted."
-    if config.distributed.sharded:
-        yield (
-            "data.sampling.by=tokens asks a whole reference on each device before the training, and distributed cuts "
-            "what does not fit. Write distributed.zero=0."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ def trials(config: Run) -> list[Trial[Run]]:
         names = [f"{number:03}-{name}" for number, name in enumerate(names)]
     base = {**config.model_dump(mode="json"), **config.as_task(), "sweep": {}}
     members = member_runs.trials(config, base, names, combinations, section="sweep.over")
-    member_runs.require([(f"sweep.over.{key}", _TWICE) for key in over if _repeats(key, over[key], members)])
+    twice = [key for key in over if len({str(trial.settings[key]) for trial in members}) < len(over[key])]
+    member_runs.require([(f"sweep.over.{key}", _TWICE) for key in twice])
     return members
 
 
@@ -119,7 +120,3 @@ def misfits(config: RunSections, recipe: str) -> Iterator[tuple[str, str]]:
 
 
 _TWICE = "duplicate value. Write each once."
-
-
-def _repeats(key: str, values: Sequence[Any], trials: Sequence[Trial[Run]]) -> bool:
-    return len({str(trial.settings[key]) for trial in trials}) < len(values)

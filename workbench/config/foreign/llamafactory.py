@@ -40,7 +40,30 @@ def translate(settings: Mapping[str, Any], *, folders: tuple[Path, ...]) -> Tran
         raise ConfigError(
             "This file computes or exports with another program and trains nothing that could be translated."
         )
-    _task(translation)
+    stage = str(translation.take("stage", "sft"))
+    if stage == "ppo":
+        raise ConfigError(
+            "stage: ppo: learning from rewards is recipe reinforce: `workbench cp reinforce/quickstart my.yaml`."
+        )
+    if stage not in ("pt", "sft", "rm", "dpo", "kto"):
+        raise ConfigError(f"stage: {stage}: expected pt, sft, rm, dpo or kto.")
+    translation.give("recipe", {"dpo": "prefer", "kto": "prefer", "rm": "reward"}.get(stage, "sft"))
+    if stage == "pt":
+        translation.give("data.format", "text")
+    if stage == "kto":
+        translation.give("prefer.loss", "kto")
+        translation.move("kto_chosen_weight", "prefer.desirable", translation.number)
+        translation.move("kto_rejected_weight", "prefer.undesirable", translation.number)
+    if stage == "dpo":
+        translation.choose("pref_loss", LOSSES, "prefer.loss")
+        translation.move("simpo_gamma", "prefer.gamma", translation.number)
+        translation.move("dpo_label_smoothing", "prefer.label_smoothing", translation.number)
+    if stage in ("dpo", "kto"):
+        translation.move("pref_beta", "prefer.beta", translation.number)
+        translation.move("pref_ftx", "prefer.alpha", translation.number)
+        reference = translation.take("ref_model")
+        if reference:
+            translation.look(f"ref_model: {reference}: prefer.reference is the backbone itself, or a finished run.")
     translation.move("model_name_or_path", "model.id")
     translation.move("model_revision", "model.revision")
     shared_settings.trust(translation)
@@ -76,34 +99,6 @@ def translate(settings: Mapping[str, Any], *, folders: tuple[Path, ...]) -> Tran
             translation.look(f"report_to: {name} has no equivalent; metrics.jsonl has every figure.")
     translation.ignore(*shared_settings.IDLE, *IDLE)
     return translation
-
-
-def _task(translation: Translation) -> None:
-    """The recipe that a stage is here."""
-    stage = str(translation.take("stage", "sft"))
-    if stage == "ppo":
-        raise ConfigError(
-            "stage: ppo: learning from rewards is recipe reinforce: `workbench cp reinforce/quickstart my.yaml`."
-        )
-    if stage not in ("pt", "sft", "rm", "dpo", "kto"):
-        raise ConfigError(f"stage: {stage}: expected pt, sft, rm, dpo or kto.")
-    translation.give("recipe", {"dpo": "prefer", "kto": "prefer", "rm": "reward"}.get(stage, "sft"))
-    if stage == "pt":
-        translation.give("data.format", "text")
-    if stage == "kto":
-        translation.give("prefer.loss", "kto")
-        translation.move("kto_chosen_weight", "prefer.desirable", translation.number)
-        translation.move("kto_rejected_weight", "prefer.undesirable", translation.number)
-    if stage == "dpo":
-        translation.choose("pref_loss", LOSSES, "prefer.loss")
-        translation.move("simpo_gamma", "prefer.gamma", translation.number)
-        translation.move("dpo_label_smoothing", "prefer.label_smoothing", translation.number)
-    if stage in ("dpo", "kto"):
-        translation.move("pref_beta", "prefer.beta", translation.number)
-        translation.move("pref_ftx", "prefer.alpha", translation.number)
-        reference = translation.take("ref_model")
-        if reference:
-            translation.look(f"ref_model: {reference}: prefer.reference is the backbone itself, or a finished run.")
 
 
 def _adapter(translation: Translation) -> None:

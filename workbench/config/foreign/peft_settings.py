@@ -13,17 +13,6 @@ def low_rank(translation: Translation, *, rank: str, targets: Any, default_rank:
     """LoRA with its variants; a scale that the file leaves out is twice the rank, as in LLaMA-Factory."""
     named = translation.whole(rank)
     size = default_rank if named is None else named
-    translation.give("adapter.method", _method(translation))
-    translation.give("adapter.rank", size)
-    translation.give("adapter.alpha", translation.number("lora_alpha", 2 * size))
-    translation.move("lora_dropout", "adapter.dropout", translation.number)
-    place(translation, targets)
-    if translation.recipe["adapter"]["method"] == "lora+":
-        translation.give("adapter.rate_ratio", translation.number("loraplus_lr_ratio"))
-
-
-def _method(translation: Translation) -> str:
-    """The variant; of several that were combined there, one is taken and the others are told."""
     wanted = {
         "dora": any([translation.take("use_dora"), translation.take("peft_use_dora")]),
         "rslora": any([translation.take("use_rslora"), translation.take("peft_use_rslora")]),
@@ -33,7 +22,13 @@ def _method(translation: Translation) -> str:
     chosen = [name for name, on in wanted.items() if on]
     if len(chosen) > 1:
         translation.look(f"{' and '.join(chosen)} together: here each is a method of its own; {chosen[0]} is written.")
-    return chosen[0] if chosen else "lora"
+    translation.give("adapter.method", chosen[0] if chosen else "lora")
+    translation.give("adapter.rank", size)
+    translation.give("adapter.alpha", translation.number("lora_alpha", 2 * size))
+    translation.move("lora_dropout", "adapter.dropout", translation.number)
+    place(translation, targets)
+    if translation.recipe["adapter"]["method"] == "lora+":
+        translation.give("adapter.rate_ratio", translation.number("loraplus_lr_ratio"))
 
 
 def place(translation: Translation, targets: Any) -> None:

@@ -62,13 +62,6 @@ def length_and_rate(translation: Translation, *, epochs: float) -> None:
     translation.move("weight_decay", "train.weight_decay", translation.number)
     translation.move("max_grad_norm", "train.max_grad_norm", translation.number)
     translation.move("seed", "seed", translation.whole)
-    _warm_up(translation, steps)
-    translation.move("early_stopping_patience", "evaluate.patience", translation.whole)
-    best = bool(translation.take("load_best_model_at_end")) or "patience" in translation.recipe.get("evaluate", {})
-    translation.give("save.ship", "best" if best else None)
-
-
-def _warm_up(translation: Translation, steps: int | None) -> None:
     share, first = translation.number("warmup_ratio"), translation.number("warmup_steps")
     if first is not None and first < 1 and share is None:  # transformers 5 takes a share there
         share, first = first, None
@@ -80,6 +73,9 @@ def _warm_up(translation: Translation, steps: int | None) -> None:
             "of steps, which `workbench check` says."
         )
     translation.give("schedule.warmup", None if first and not steps else share or 0.0)
+    translation.move("early_stopping_patience", "evaluate.patience", translation.whole)
+    best = bool(translation.take("load_best_model_at_end")) or "patience" in translation.recipe.get("evaluate", {})
+    translation.give("save.ship", "best" if best else None)
 
 
 def schedule(translation: Translation, key: str) -> None:

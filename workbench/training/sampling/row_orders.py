@@ -297,17 +297,13 @@ class LearnedMix(Sampler):
     def _of_step(self, step: int) -> Indices:
         """Rows of a step of the window."""
         if self._row_M is None:
-            self._row_M = self._window()
+            taken = [
+                self._rows.taken(number, first=int(before), count=int(count))
+                for number, (before, count) in enumerate(zip(self._drawn_S, self._count_S, strict=True))
+            ]
+            self._row_M = np.random.default_rng([self.config.seed, 12, self._first]).permutation(np.concatenate(taken))
         start = sum(map(self._size, range(self._first, step)))
         return self._row_M[start : start + self._size(step)]
-
-    def _window(self) -> Indices:
-        """Rows of the window in their order."""
-        taken = [
-            self._rows.taken(number, first=int(before), count=int(count))
-            for number, (before, count) in enumerate(zip(self._drawn_S, self._count_S, strict=True))
-        ]
-        return np.random.default_rng([self.config.seed, 12, self._first]).permutation(np.concatenate(taken))
 
     def _size(self, step: int) -> int:
         """Rows of a step; the last of an epoch has what is left."""
