@@ -52,19 +52,14 @@ def chosen(rows: R, config: RunConfig, run: Run, callback: Callback, *, score: C
         kept_N = np.isin(np.arange(len(rows)), selection.chosen(config.data.select, rows.lengths, score_NG))
         table = pd.DataFrame({"place": list(rows.places()), "score": score_NG.max(1), "kept": kept_N})
         if run.ranks.first:
-            _write(run, table)
+            files.write_bytes(run.path / FILE, table.to_parquet())
+            shutil.rmtree(run.path / gradient_choice.FOLDER, ignore_errors=True)
             store.clear()
     run.ranks.wait()
     kept_K = np.flatnonzero(table["kept"])
     note = selection.note(config.data.select, table["score"].to_numpy(), kept_K)
     callback.say(f"Training on {len(kept_K):,} of {len(rows):,} rows; left out: {note}.")
     return rows.subset(kept_K, note)
-
-
-def _write(run: Run, table: pd.DataFrame) -> None:
-    """Write FILE, and remove what led to it."""
-    files.write_bytes(run.path / FILE, table.to_parquet())
-    shutil.rmtree(run.path / gradient_choice.FOLDER, ignore_errors=True)
 
 
 def backbone_scores(

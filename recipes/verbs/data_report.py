@@ -21,7 +21,6 @@ from workbench.recipes.single import streamed_rows
 from workbench.recipes.task import RowFile, implementation
 from workbench.recipes.tasks.sft.text_run import read_template
 from workbench.recipes.verbs import row_perplexities
-from workbench.recipes.verbs.row_perplexities import SampleSize
 from workbench.report import data_page
 from workbench.runs import files
 
@@ -53,11 +52,28 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "au
         ConfigError: `perplexity` is none of these, or the recipe has none.
         DataError: A file cannot be read, or has no usable row.
     """
-    config = _plain(streamed_rows.local(config))
+    config = streamed_rows.local(config)
+    over = config.over
+    if not (over is None or over.members is None):
+        if not over.ships:
+            raise ConfigError(
+                f"recipe={config.recipe}: each member has rows of its own. Write recipe={config.task.name} "
+                f"{config.recipe}={{}} data.train=FILE."
+            )
+        plain: RunConfig = over.members(config)[0].model_copy(update={"seed": config.seed})
+        teacher = distill.find_teacher(config) if config.model.id == TEACHER else None
+        config = plain if teacher is None else plain.model_copy(update={"model": teacher.model})
     size = row_perplexities.sample_size(perplexity, config)
     files.require_writable(out / PAGE)
     lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_row": "skip"})})
-    read = _read(lenient, size)
+    sources = list(_sources(lenient))
+    read = implementation(lenient).survey(lenient, sources)
+    if size is not None:
+        tokenizer = backbones.tokenizer(lenient.model)
+        base = row_encoder(lenient, backbones.hub_config(lenient.model), tokenizer, template=read_template(lenient))
+        by_title, note = row_perplexities.measure(lenient, [each[:2] for each in sources], tokenizer, base, size)
+        read[0] = replace(read[0], notes=(note,) if note else ())
+        read = [replace(each, perplexities=_numbered(each, by_title.get(each.title, {}))) for each in read]
     report = DataReport(config, survey.examine(read), out / PAGE, out / FLAGS)
     columns: Mapping[str, list[object]] = {
         "split": [each.read.title for each in report.findings for _ in each.flags],
@@ -79,21 +95,6 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "au
     return report
 
 
-def _plain(config: RunConfig) -> RunConfig:
-    """The configuration of the task that reads the rows; a student reads them as the backbone it is made of does."""
-    over = config.over
-    if over is None or over.members is None:
-        return config
-    if not over.ships:
-        raise ConfigError(
-            f"recipe={config.recipe}: each member has rows of its own. Write recipe={config.task.name} "
-            f"{config.recipe}={{}} data.train=FILE."
-        )
-    plain: RunConfig = over.members(config)[0].model_copy(update={"seed": config.seed})
-    teacher = distill.find_teacher(config) if config.model.id == TEACHER else None
-    return plain if teacher is None else plain.model_copy(update={"model": teacher.model})
-
-
 def _sources(config: RunConfig) -> Iterator[RowFile]:
     """Yield each file that the recipe names."""
     data = config.data
@@ -106,19 +107,6 @@ def _sources(config: RunConfig) -> Iterator[RowFile]:
 
 def _titled(title: str, name: str) -> str:
     return f"{title}: {name}" if name else title
-
-
-def _read(config: RunConfig, size: SampleSize | None) -> list[SourceRows]:
-    """The rows of every file that the recipe names, with perplexities where the backbone reads some."""
-    sources = list(_sources(config))
-    read = implementation(config).survey(config, sources)
-    if size is None:
-        return read
-    tokenizer = backbones.tokenizer(config.model)
-    base = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
-    by_title, note = row_perplexities.measure(config, [each[:2] for each in sources], tokenizer, base, size)
-    read[0] = replace(read[0], notes=(note,) if note else ())
-    return [replace(each, perplexities=_numbered(each, by_title.get(each.title, {}))) for each in read]
 
 
 def _numbered(read: SourceRows, by_place: Mapping[str, float]) -> dict[int, float]:

@@ -99,7 +99,11 @@ def export(
     if to not in TARGETS:
         raise ConfigError(f"--to {to}: expected {', '.join(TARGETS)}.")
     target = TARGETS[to]
-    precision = _precision(to, weights)
+    precision = weights or ("float32" if to == "onnx" else "bfloat16")
+    if precision not in DTYPES:
+        raise ConfigError(f"--weights {precision}: expected {', '.join(DTYPES)}.")
+    if to == "onnx" and precision != "float32":
+        raise ConfigError(f"--weights {precision}: --to onnx writes float32, which onnxruntime computes everywhere.")
     if normalise and whole:
         raise ConfigError("--normalise writes an adapter and --merge a whole model. Write one of them.")
     if out.exists():
@@ -141,15 +145,6 @@ def export(
         card.write(run, folder, values, facts, out=out)
     pushed = None if push is None else card.push_to_hub(out, push)
     return Exported(facts.form, facts.error, written.usage.replace("DIR", str(out)), pushed)
-
-
-def _precision(to: str, weights: str | None) -> str:
-    precision = weights or ("float32" if to == "onnx" else "bfloat16")
-    if precision not in DTYPES:
-        raise ConfigError(f"--weights {precision}: expected {', '.join(DTYPES)}.")
-    if to == "onnx" and precision != "float32":
-        raise ConfigError(f"--weights {precision}: --to onnx writes float32, which onnxruntime computes everywhere.")
-    return precision
 
 
 def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> None:

@@ -32,7 +32,8 @@ def at_once(config: RunConfig, trials: Sequence[Trial[RunConfig]], callback: Cal
 
 def _that_fit(config: RunConfig, trials: Sequence[Trial[RunConfig]], callback: Callback, ranks: Ranks) -> int:
     room = available(backbones.device()) // (ranks.here if backbones.device().type == "cpu" else 1)
-    if _state(config, trials) <= PLAIN * room:
+    sizes = adapters(config, trials)
+    if (4 * sizes[0].total + BYTES * sum(size.trainable for size in sizes)) <= PLAIN * room:
         return len(trials)
     from workbench.recipes.verbs.plans import plan, plan_fleet  # few runs need it
 
@@ -43,9 +44,3 @@ def _that_fit(config: RunConfig, trials: Sequence[Trial[RunConfig]], callback: C
     assert many != "auto", "it is decided"
     callback.say(f"{many} of {len(trials)} members at a time: as many as fit into {units.size(room)}, by a plan.")
     return many
-
-
-def _state(config: RunConfig, trials: Sequence[Trial[RunConfig]]) -> int:
-    """Bytes of the backbone and of what is kept of all adapters, about."""
-    sizes = adapters(config, trials)
-    return 4 * sizes[0].total + BYTES * sum(size.trainable for size in sizes)

@@ -73,43 +73,35 @@ def measure(
         sources: Title of each file, and the settings that read it as training rows.
     """
     try:
-        return _measured(config, sources, tokenizer, template, size)
+        work = None
+        if size.cheap:
+            parameters = sum(
+                each.numel() for each in backbones.skeleton(config.model, task=model_heads.of(config)).parameters()
+            )
+            if parameters > LARGEST or not backbones.weights_are_local(config.model):
+                why = "is not on this machine" if parameters <= LARGEST else f"has over {LARGEST // 10**6} M parameters"
+                return Perplexities(
+                    {}, f"Perplexities were not measured: {config.model.id} {why}. Write --perplexity 500."
+                )
+            work = WORK[backbones.device().type] / (2 * parameters) / len(sources)
+        backbone = backbones.load(config.model, tokenizer, task=model_heads.of(config))
+        head = output_heads.find(backbone.model, backbone.model)
+        by_title = {}
+        for title, own in sources:
+            rows = tokenized.read(own.train, own, tokenizer, template, limit=own.limit)
+            sample = rows.subset(_spread(rows.lengths, size.rows, work))
+            losses = perplexity.row_likelihoods(backbone.model, head, sample)
+            sums: dict[str, tuple[float, int]] = {}
+            for row, (loss, _, count) in enumerate(losses):
+                place = tokenized.example_of(sample.place(row))
+                before = sums.get(place, (0.0, 0))
+                sums[place] = before[0] + loss, before[1] + count
+            by_title[title] = {place: float(np.exp(loss / count)) for place, (loss, count) in sums.items()}
+        return Perplexities(by_title)
     except WorkbenchError as error:
         if not size.cheap:
             raise
         return Perplexities({}, f"Perplexities were not measured: {error}")
-
-
-def _measured(
-    config: RunConfig,
-    sources: Sequence[tuple[str, DataConfig]],
-    tokenizer: PreTrainedTokenizerBase,
-    template: ChatEncoder | MlmEncoder,
-    size: SampleSize,
-) -> Perplexities:
-    work = None
-    if size.cheap:
-        parameters = sum(
-            each.numel() for each in backbones.skeleton(config.model, task=model_heads.of(config)).parameters()
-        )
-        if parameters > LARGEST or not backbones.weights_are_local(config.model):
-            why = "is not on this machine" if parameters <= LARGEST else f"has over {LARGEST // 10**6} M parameters"
-            return Perplexities({}, f"Perplexities were not measured: {config.model.id} {why}. Write --perplexity 500.")
-        work = WORK[backbones.device().type] / (2 * parameters) / len(sources)
-    backbone = backbones.load(config.model, tokenizer, task=model_heads.of(config))
-    head = output_heads.find(backbone.model, backbone.model)
-    by_title = {}
-    for title, own in sources:
-        rows = tokenized.read(own.train, own, tokenizer, template, limit=own.limit)
-        sample = rows.subset(_spread(rows.lengths, size.rows, work))
-        losses = perplexity.row_likelihoods(backbone.model, head, sample)
-        sums: dict[str, tuple[float, int]] = {}
-        for row, (loss, _, count) in enumerate(losses):
-            place = tokenized.example_of(sample.place(row))
-            before = sums.get(place, (0.0, 0))
-            sums[place] = before[0] + loss, before[1] + count
-        by_title[title] = {place: float(np.exp(loss / count)) for place, (loss, count) in sums.items()}
-    return Perplexities(by_title)
 
 
 def _spread(length_N: Indices, most: int | None, work: float | None) -> Indices:

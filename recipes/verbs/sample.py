@@ -89,7 +89,20 @@ def sample(
         WorkbenchError: A setting, a prompt or a reward is wrong; answers that there are by then are kept for the same
             command.
     """
-    _require(settings, out)
+    if out.suffix != ".jsonl":
+        raise ConfigError(f"--out {out}: rows are written as .jsonl. Give the file that ending.")
+    if out.exists():
+        raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
+    if settings.to not in sample_rows.TO:
+        raise ConfigError(f"--to {settings.to}: expected one of {', '.join(sample_rows.TO)}.")
+    if settings.to == "pairs" and settings.n < 2:
+        raise ConfigError("--to pairs compares answers to a prompt, and --n 1 gives one. Write --n 2 or more.")
+    if settings.to == "accepted" and settings.least is None:
+        raise ConfigError("--to accepted keeps answers with a reward of --least, which is not given. Write --least 1.")
+    if settings.margin and settings.to != "pairs":
+        raise ConfigError(f"--margin is for --to pairs, not for {settings.to}. Leave it out.")
+    if not settings.temperature > 0:
+        raise ConfigError(f"--temperature {settings.temperature:g}: expected a number above 0, such as 1.")
     sources = reward_words.read(score)
     config = evaluate.asked_config(run, overrides, verb="sample", trust=trust)
     generate.require_text(config, run)
@@ -118,23 +131,6 @@ def sample(
     files.write_bytes(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in output_rows).encode())
     progress.done()
     return _facts(groups, len(output_rows), skipped)
-
-
-def _require(settings: SampleSettings, out: Path) -> None:
-    if out.suffix != ".jsonl":
-        raise ConfigError(f"--out {out}: rows are written as .jsonl. Give the file that ending.")
-    if out.exists():
-        raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
-    if settings.to not in sample_rows.TO:
-        raise ConfigError(f"--to {settings.to}: expected one of {', '.join(sample_rows.TO)}.")
-    if settings.to == "pairs" and settings.n < 2:
-        raise ConfigError("--to pairs compares answers to a prompt, and --n 1 gives one. Write --n 2 or more.")
-    if settings.to == "accepted" and settings.least is None:
-        raise ConfigError("--to accepted keeps answers with a reward of --least, which is not given. Write --least 1.")
-    if settings.margin and settings.to != "pairs":
-        raise ConfigError(f"--margin is for --to pairs, not for {settings.to}. Leave it out.")
-    if not settings.temperature > 0:
-        raise ConfigError(f"--temperature {settings.temperature:g}: expected a number above 0, such as 1.")
 
 
 def _write_answers(

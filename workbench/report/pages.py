@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -220,7 +220,12 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     order = {score: place for place, score in enumerate(known)}
     rows = []
     for name in sorted(shown, key=lambda name: order.get(name, order.get(name.partition("[")[0], len(order)))):
-        label, better = _titled(name, known)
+        base, *names = name.replace("]", "").split("[")
+        if name in known or base not in known:
+            label, better = known.get(name, (name, None))
+        else:
+            title, better = known[base]
+            label, better = ", ".join([title.partition(",")[0], *names]), better
         difference, chance = run.difference(name), run.chance(name)
         row = {when: units.number(run.scores.get(when, {}).get(name)) for when in COLUMNS}
         row |= {"label": label, "difference": "", "chance": "", "judged": ""}
@@ -232,15 +237,6 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
         row["chance"] = "; ".join(each for each in (run.interval(name), row["chance"]) if each)
         rows.append(row)
     return rows
-
-
-def _titled(name: str, known: Mapping[str, tuple[str, _T]]) -> tuple[str, _T | None]:
-    """Title of a score, that of one of several sets with its name, and which direction is better."""
-    base, *names = name.replace("]", "").split("[")
-    if name in known or base not in known:
-        return known.get(name, (name, None))
-    title, better = known[base]
-    return ", ".join([title.partition(",")[0], *names]), better
 
 
 def _samples(predictions: pd.DataFrame) -> list[tuple[str, list[dict[str, Any]]]]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -302,7 +301,13 @@ class AdapterTrainer:
         run = self.task.run
         # A failed member may be at the step of its last checkpoint: replacing it would leave a moment without one.
         if self._saved_step != self.progress.step:
-            state = self._state()  # all processes that hold a shard of it take part
+            state: dict[str, Mapping[str, Tensor]] = {
+                "trainable": self._optimizer_step.values(),
+                "optimizer": {**self._optimizer_step.states(), **self._evicted.state()},
+                **{name: hook.state() for name, hook in self._hooks.items()},
+            }
+            if self._average is not None:
+                state["average"] = self._average.state()
             if run.ranks.first:
                 checkpoints.save(run.checkpoints, state, self.progress, keep=keep)
             self._saved_step = self.progress.step
@@ -339,7 +344,17 @@ class AdapterTrainer:
             return []
         path, damaged = run.ranks.agreed(checkpoints.newest(run.checkpoints, at_most=at_most))
         if path is not None:
-            self._read(path)
+            saved = checkpoints.read_tensors(path, "trainable")
+            if saved.keys() != self.trainable.keys():
+                raise ResumeError(f"{path}: its tensors are not those of this adapter. Start a new run.")
+            self._optimizer_step.load(saved, checkpoints.read_tensors(path, "optimizer"))
+            self._evicted.clear()
+            for name, hook in self._hooks.items():
+                hook.load(checkpoints.read_tensors(path, name))
+            if self._average is not None:
+                self._average.load(checkpoints.read_tensors(path, "average"))
+            self.progress = checkpoints.read_progress(path)
+            self._saved_step = self.progress.step
         if run.ranks.first:
             checkpoints.drop_after(run.checkpoints, self.progress.step)
             metrics_log.rewind(run.path, self.progress.step)
@@ -392,27 +407,3 @@ class AdapterTrainer:
             with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
                 values = average.values() if average is not None and averaged else self._optimizer_step.values()
                 best_checkpoint.write(self.task.run, values, self.progress)
-
-    def _state(self) -> checkpoints.Tensors:
-        tensors: dict[str, Mapping[str, Tensor]] = {
-            "trainable": self._optimizer_step.values(),
-            "optimizer": {**self._optimizer_step.states(), **self._evicted.state()},
-            **{name: hook.state() for name, hook in self._hooks.items()},
-        }
-        if self._average is not None:
-            tensors["average"] = self._average.state()
-        return tensors
-
-    def _read(self, path: Path) -> None:
-        """Load what `save` wrote."""
-        saved = checkpoints.read_tensors(path, "trainable")
-        if saved.keys() != self.trainable.keys():
-            raise ResumeError(f"{path}: its tensors are not those of this adapter. Start a new run.")
-        self._optimizer_step.load(saved, checkpoints.read_tensors(path, "optimizer"))
-        self._evicted.clear()
-        for name, hook in self._hooks.items():
-            hook.load(checkpoints.read_tensors(path, name))
-        if self._average is not None:
-            self._average.load(checkpoints.read_tensors(path, "average"))
-        self.progress = checkpoints.read_progress(path)
-        self._saved_step = self.progress.step

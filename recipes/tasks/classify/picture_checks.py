@@ -97,8 +97,21 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
     share = sum(grey) / len(grey)
     colours = f"{percent(share)} grey, the others in colour" if share else "in colour"
     colours = "all grey, as the model reads them" if share == 1 else colours
+    sizes = sorted(((*reader.size(rows.records[index]), index) for index in sample), key=lambda each: each[0] * each[1])
+    among = "" if len(sample) == len(rows) else f" ({len(sample):,} of {len(rows):,} looked at)"
+    if sizes[0][:2] == sizes[-1][:2]:
+        sentence = f"all {_size(sizes[0])} pixels{among}"
+    else:
+        low, middle, high = sizes[0], sizes[len(sizes) // 2], sizes[-1]
+        sentence = (
+            f"smallest {_size(low)} pixels ({_name(reader, rows, low[2])}), median {_size(middle)}, "
+            f"largest {_size(high)} ({_name(reader, rows, high[2])}){among}"
+        )
+    wanted = min(reader.format.height, reader.format.width)
+    if small := sum(min(each[:2]) < wanted for each in sizes):
+        sentence += f"; {percent(small / len(sizes))} are enlarged, which adds no detail"
     facts = [
-        ("Files", _sizes(reader, rows, sample)),
+        ("Files", sentence),
         ("Colours", colours),
         *(
             [("Depth", depth)]
@@ -151,23 +164,6 @@ def in_words(label: Label | None) -> str:
 def _name(reader: PictureReader, rows: LabelledSet, row: int) -> str:
     """The file of a row, without the folder or archive that all rows are from."""
     return reader.describe(rows.records[row]).removeprefix(f"{rows.source}/")
-
-
-def _sizes(reader: PictureReader, rows: LabelledSet, sample: list[int]) -> str:
-    """Smallest, median and largest picture by the number of pixels, and how many are enlarged."""
-    sizes = sorted(((*reader.size(rows.records[index]), index) for index in sample), key=lambda each: each[0] * each[1])
-    among = "" if len(sample) == len(rows) else f" ({len(sample):,} of {len(rows):,} looked at)"
-    if sizes[0][:2] == sizes[-1][:2]:
-        sentence = f"all {_size(sizes[0])} pixels{among}"
-    else:
-        low, middle, high = sizes[0], sizes[len(sizes) // 2], sizes[-1]
-        sentence = (
-            f"smallest {_size(low)} pixels ({_name(reader, rows, low[2])}), median {_size(middle)}, "
-            f"largest {_size(high)} ({_name(reader, rows, high[2])}){among}"
-        )
-    wanted = min(reader.format.height, reader.format.width)
-    small = sum(min(each[:2]) < wanted for each in sizes)
-    return f"{sentence}; {percent(small / len(sizes))} are enlarged, which adds no detail" if small else sentence
 
 
 def _is_grey(picture_HW3: NDArray[np.uint8]) -> bool:

@@ -31,7 +31,11 @@ def require_texts(run: Path, config: RunConfig) -> None:
 def load(run: Path, config: RunConfig, name: str, created: int, *, queue: int) -> ClassModel:
     """The classifier of a run by name; so many requests may wait for it."""
     model = classifier.load(run, config)
-    return served(config, name, created, model.reader, model.labels, _outputs(model), queue=queue)
+
+    def outputs(rows: LabelledSet) -> Floats:
+        return model.labels.values(classification_scores.predict_outputs(model.model, model.outputs, rows))
+
+    return served(config, name, created, model.reader, model.labels, outputs, queue=queue)
 
 
 def served(
@@ -53,13 +57,6 @@ def served(
         return [Classified(*each) for each in zip(labels.predicted(values_NC), values_NC.tolist(), strict=True)]
 
     return ClassModel(name, config.model.id, created, Turns(queue), classify, labels.names)
-
-
-def _outputs(model: classifier.Classifier) -> Callable[[LabelledSet], Floats]:
-    def outputs(rows: LabelledSet) -> Floats:
-        return model.labels.values(classification_scores.predict_outputs(model.model, model.outputs, rows))
-
-    return outputs
 
 
 def _named(row: Row, columns: Sequence[str], place: int) -> NamedColumns:

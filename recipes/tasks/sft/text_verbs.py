@@ -139,25 +139,21 @@ def question_ids(model: exported.ExportedModel, example: Example) -> Indices:
     ids = np.asarray(model.template.question(example), dtype=np.int64)
     if not len(ids):
         raise DataError(f"{example.place} is empty. Write at least one word.")
-    most = _longest_prompt(model.model)
+    from peft import PeftModel, PromptLearningConfig
+
+    hub: Any = model.model.config
+    limit = longest_sequence(hub)
+    if limit is None:
+        most = None
+    else:
+        adapter = model.model.active_peft_config if isinstance(model.model, PeftModel) else None
+        virtual = adapter.num_virtual_tokens if isinstance(adapter, PromptLearningConfig) else 0
+        most = limit - virtual - int(not hub.is_encoder_decoder)
     if most is not None and len(ids) > most:
         raise DataError(
             f"{example.place} has {len(ids):,} tokens, and the model reads prompts of {most:,} at most. Shorten it."
         )
     return ids
-
-
-def _longest_prompt(model: nn.Module) -> int | None:
-    """Tokens for which there are positions beside virtual ones and, where it follows the prompt, one of the answer."""
-    from peft import PeftModel, PromptLearningConfig
-
-    hub: Any = model.config
-    limit = longest_sequence(hub)
-    if limit is None:
-        return None
-    adapter = model.active_peft_config if isinstance(model, PeftModel) else None
-    virtual = adapter.num_virtual_tokens if isinstance(adapter, PromptLearningConfig) else 0
-    return limit - virtual - int(not hub.is_encoder_decoder)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModel
 
 from workbench.adapters import Full
-from workbench.config import ModelConfig, RunConfig
+from workbench.config import RunConfig
 from workbench.config.sections.distill_config import TEACHER
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.models import backbones
@@ -53,7 +53,11 @@ def require_memory(config: RunConfig, ranks: Ranks) -> None:
 def _state(config: RunConfig) -> int:
     """Bytes of weights, and of all that is kept of those that train, about: from config.json alone."""
     try:
-        model = _largest(config)
+        model = config.model
+        if model.id == TEACHER:
+            from workbench.distillation import teacher_sources  # few runs need it
+
+            model = teacher_sources.find(config.distill.teacher, model).model
         hub = backbones.hub_config(model)
         with torch.device("meta"):
             body = AutoModel.from_config(hub, trust_remote_code=model.trust_remote_code)
@@ -61,12 +65,3 @@ def _state(config: RunConfig) -> int:
         return 0  # the run says what is wrong itself
     parameters: int = sum(each.numel() for each in body.parameters())
     return parameters * (16 if isinstance(config.adapter, Full) else 2)
-
-
-def _largest(config: RunConfig) -> ModelConfig:
-    """The backbone, or what it will at most be as large as: a student that is made of its teacher, its teacher."""
-    if config.model.id != TEACHER:
-        return config.model
-    from workbench.distillation import teacher_sources  # few runs need it
-
-    return teacher_sources.find(config.distill.teacher, config.model).model

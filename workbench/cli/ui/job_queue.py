@@ -142,7 +142,18 @@ class JobQueue:
                 self._child = None
         if not any(is_live(path.parent) for path in self._runs.glob("*/run.lock")):
             for job in [job for job in self.jobs if job.state == "waiting"][:1]:
-                self._start(job)
+                keeps = {run_log.CONSOLE: str(self._printed(job.number))} if job.verb == "run" else {}
+                with self._printed(job.number).open("wb") as log:
+                    self._child = subprocess.Popen(
+                        [sys.executable, "-m", "workbench.cli", *job.words],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,  # Ctrl-C in the server's terminal does not reach it
+                        env={**os.environ, "COLUMNS": "100", "PYTHONUNBUFFERED": "1", **keeps},
+                    )
+                pid = self._child.pid
+                self._change(job, state="running", pid=pid, born=psutil.Process(pid).create_time(), began=time.time())
 
     def go_on(self) -> None:
         """Step; where that fails, `trouble` says why and the next call tries again."""
@@ -155,20 +166,6 @@ class JobQueue:
             self.trouble = trouble
         else:
             self.trouble = ""
-
-    def _start(self, job: QueuedCommand) -> None:
-        keeps = {run_log.CONSOLE: str(self._printed(job.number))} if job.verb == "run" else {}
-        with self._printed(job.number).open("wb") as log:
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "workbench.cli", *job.words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the server's terminal does not reach it
-                env={**os.environ, "COLUMNS": "100", "PYTHONUNBUFFERED": "1", **keeps},
-            )
-        pid = self._child.pid
-        self._change(job, state="running", pid=pid, born=psutil.Process(pid).create_time(), began=time.time())
 
     def _alive(self, job: QueuedCommand) -> bool:
         if self._child is not None and self._child.pid == job.pid:

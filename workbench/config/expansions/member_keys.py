@@ -68,7 +68,19 @@ def refusal(config: RunSections, key: str, *, recipe: str, over: Mapping[str, An
         return "unknown key." + did_you_mean(key, _known(config))
     section = getattr(config, name)
     if name == "adapter" and METHOD in over and key != METHOD:
-        return _of_methods(rest, over[METHOD])
+        methods = over[METHOD]
+        known = [each for each in methods if each in METHODS] if isinstance(methods, (tuple, list)) else []
+        having = [each for each in known if rest in METHODS[each].model_fields]
+        if len(having) == len(known):
+            return None
+        if not having:
+            names = sorted({name for each in known for name in METHODS[each].model_fields})
+            return f"no method of {METHOD} has such a key." + did_you_mean(rest, names)
+        lacking = ", ".join(each for each in known if each not in having)
+        return (
+            f"{lacking} has no {rest}. Members of all methods differ in the same keys: leave {lacking} out of "
+            f"{METHOD}, or write `adapter.{rest}` beside, with one value, for those that have it."
+        )
     if isinstance(section, Section) and not rest and name in _ABLE:
         first = next(known for known in _known(config) if known.startswith(f"{name}."))
         return f"is a section. Name one of its keys, such as {first}."
@@ -83,22 +95,6 @@ def refusal(config: RunSections, key: str, *, recipe: str, over: Mapping[str, An
         why = _WHY.get(key) or _WHY.get(name) or _SHARED
         return f"members cannot differ in {key}: {why.format(recipe=recipe)}"
     return None
-
-
-def _of_methods(key: str, methods: Any) -> str | None:
-    """Why members of these methods cannot differ in a key of `adapter`; None where all have it."""
-    known = [each for each in methods if each in METHODS] if isinstance(methods, (tuple, list)) else []
-    having = [each for each in known if key in METHODS[each].model_fields]
-    if len(having) == len(known):
-        return None
-    if not having:
-        names = sorted({name for each in known for name in METHODS[each].model_fields})
-        return f"no method of {METHOD} has such a key." + did_you_mean(key, names)
-    lacking = ", ".join(each for each in known if each not in having)
-    return (
-        f"{lacking} has no {key}. Members of all methods differ in the same keys: leave {lacking} out of {METHOD}, or "
-        f"write `adapter.{key}` beside, with one value, for those that have it."
-    )
 
 
 def of_method(section: Mapping[str, Any], method: Any) -> dict[str, Any]:

@@ -75,34 +75,6 @@ def translate(settings: Mapping[str, Any], *, folders: tuple[Path, ...]) -> Tran
     shared_settings.weights(translation, bits=translation.whole("quantization_bit"))
     if translation.take("pure_bf16"):
         translation.give("model.weights", "bfloat16")
-    _adapter(translation)
-    _rows(translation, folders)
-    shared_settings.length_and_rate(translation, epochs=3)
-    shared_settings.schedule(translation, "lr_scheduler_type")
-    _optimizer(translation)
-    packed = bool(translation.take("packing") or translation.take("neat_packing"))
-    shared_settings.batch(translation, "per_device_train_batch_size", packed=packed)
-    shared_settings.often(translation, "evaluate.every", steps="eval_steps", per_epoch="")
-    shared_settings.often(translation, "save.every", steps="save_steps", per_epoch="")
-    translation.move("save_total_limit", "save.keep", translation.whole)
-    shared_settings.kernels(translation, "enable_liger_kernel")
-    shared_settings.sharing(
-        translation, deepspeed=translation.take("deepspeed"), fsdp=translation.take("fsdp"), offload=False
-    )
-    translation.ignore("fsdp_config")
-    report = translation.take("report_to")
-    report = [*report] if isinstance(report, list) else [report]
-    report += ["swanlab"] if translation.take("use_swanlab") else []
-    shared_settings.trackers(translation, report)
-    for name in report:
-        if name not in (None, "none", "all", *shared_settings.TRACKERS):
-            translation.look(f"report_to: {name} has no equivalent; metrics.jsonl has every figure.")
-    translation.ignore(*shared_settings.IDLE, *IDLE)
-    return translation
-
-
-def _adapter(translation: Translation) -> None:
-    """The method that trains."""
     kind = str(translation.take("finetuning_type", "lora"))
     if kind == "lora":
         peft_settings.low_rank(
@@ -131,28 +103,6 @@ def _adapter(translation: Translation) -> None:
         translation.look(
             f"adapter_name_or_path: {start}: prefer.start names a run of this workbench; others are not continued."
         )
-
-
-def _optimizer(translation: Translation) -> None:
-    """The optimizer; some are switched on by a word of their own."""
-    shared_settings.optimizer(translation, "optim")
-    for word, name in (
-        ("use_galore", "galore"),
-        ("use_apollo", "apollo"),
-        ("use_adam_mini", "adam_mini"),
-        ("use_muon", "muon"),
-    ):
-        if translation.take(word):
-            translation.give("optimizer.name", name)
-            if name in ("galore", "apollo"):
-                translation.move(f"{name}_rank", "optimizer.rank", translation.whole)
-                translation.move(f"{name}_update_interval", "optimizer.rank_every", translation.whole)
-                translation.move(f"{name}_scale", "optimizer.rank_scale", translation.number)
-                translation.ignore(f"{name}_target", f"{name}_layerwise")
-
-
-def _rows(translation: Translation, folders: tuple[Path, ...]) -> None:
-    """Sources of rows by their names in dataset_info.json, and their length."""
     translation.move("cutoff_len", "data.max_tokens", translation.whole)
     if translation.take("train_on_prompt"):
         translation.give("data.loss_on", "all")
@@ -172,6 +122,46 @@ def _rows(translation: Translation, folders: tuple[Path, ...]) -> None:
         translation.take("val_size")
     else:
         shared_settings.held_out(translation, "val_size")
+    shared_settings.length_and_rate(translation, epochs=3)
+    shared_settings.schedule(translation, "lr_scheduler_type")
+    _optimizer(translation)
+    packed = bool(translation.take("packing") or translation.take("neat_packing"))
+    shared_settings.batch(translation, "per_device_train_batch_size", packed=packed)
+    shared_settings.often(translation, "evaluate.every", steps="eval_steps", per_epoch="")
+    shared_settings.often(translation, "save.every", steps="save_steps", per_epoch="")
+    translation.move("save_total_limit", "save.keep", translation.whole)
+    shared_settings.kernels(translation, "enable_liger_kernel")
+    shared_settings.sharing(
+        translation, deepspeed=translation.take("deepspeed"), fsdp=translation.take("fsdp"), offload=False
+    )
+    translation.ignore("fsdp_config")
+    report = translation.take("report_to")
+    report = [*report] if isinstance(report, list) else [report]
+    report += ["swanlab"] if translation.take("use_swanlab") else []
+    shared_settings.trackers(translation, report)
+    for name in report:
+        if name not in (None, "none", "all", *shared_settings.TRACKERS):
+            translation.look(f"report_to: {name} has no equivalent; metrics.jsonl has every figure.")
+    translation.ignore(*shared_settings.IDLE, *IDLE)
+    return translation
+
+
+def _optimizer(translation: Translation) -> None:
+    """The optimizer; some are switched on by a word of their own."""
+    shared_settings.optimizer(translation, "optim")
+    for word, name in (
+        ("use_galore", "galore"),
+        ("use_apollo", "apollo"),
+        ("use_adam_mini", "adam_mini"),
+        ("use_muon", "muon"),
+    ):
+        if translation.take(word):
+            translation.give("optimizer.name", name)
+            if name in ("galore", "apollo"):
+                translation.move(f"{name}_rank", "optimizer.rank", translation.whole)
+                translation.move(f"{name}_update_interval", "optimizer.rank_every", translation.whole)
+                translation.move(f"{name}_scale", "optimizer.rank_scale", translation.number)
+                translation.ignore(f"{name}_target", f"{name}_layerwise")
 
 
 def _table(folders: tuple[Path, ...], where: str) -> dict[str, Any]:

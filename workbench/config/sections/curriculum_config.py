@@ -48,19 +48,16 @@ class CurriculumConfig(ConsistentSection):
         if self.by == "none" and any(self.differs(key) for key in unused):
             unused_keys = " and ".join(unused)
             yield f"{unused_keys} pace a curriculum, and by=none orders nothing. Write data.curriculum.by=length."
-        yield from self._misnamed()
-        if self.stages is not None and self.pace != "step":
-            yield f"stages are for pace=step, not for pace={self.pace}. Write pace=step, or leave stages out."
-        if self.by != "none" and self.start == 1:
-            yield "start=1 opens all rows at once, which orders nothing. Write data.curriculum.start=0.1, or by=none."
-
-    def _misnamed(self) -> Iterator[str]:
         for key, example in (("column", "NAME"), ("function", "my_difficulty.py")):
             given = getattr(self, key) is not None
             if self.by == key and not given:
                 yield f"by={key} needs its name. Write data.curriculum.{key}={example}."
             if given and self.by not in (key, "none"):
                 yield f"{key} is for by={key}, not for by={self.by}. Leave {key} out."
+        if self.stages is not None and self.pace != "step":
+            yield f"stages are for pace=step, not for pace={self.pace}. Write pace=step, or leave stages out."
+        if self.by != "none" and self.start == 1:
+            yield "start=1 opens all rows at once, which orders nothing. Write data.curriculum.start=0.1, or by=none."
 
     @property
     def graded(self) -> bool:
