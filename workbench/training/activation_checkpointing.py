@@ -145,6 +145,7 @@ class ActivationKeeping:
             torch.OutOfMemoryError: not even one row fits.
         """
         while True:
+            upcoming: Checkpointing | None
             if self._order and (following := self._order.index(self.now) + 1) < len(self._order):
                 upcoming = self._order[following]
             else:
