@@ -25,8 +25,8 @@ from workbench.recipes.over.crossval_verbs import CrossvalInspection
 from workbench.recipes.over.sweep_tasks import require_members
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.task import implementation
-from workbench.recipes.tasks.classify.class_verbs import ClassInspection
-from workbench.recipes.tasks.embed.embed_verbs import EmbedInspection
+from workbench.recipes.tasks.classify.task import ClassInspection
+from workbench.recipes.tasks.embed.task import EmbedInspection
 from workbench.recipes.verbs import start_checks
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.training import layer_and_token_drop, packing

@@ -18,8 +18,8 @@ from workbench.models.exporting import card, lora_limits
 from workbench.models.exporting.card import CardFacts
 from workbench.models.exporting.lora_limits import MERGE
 from workbench.recipes.task import OutputError, implementation
-from workbench.recipes.tasks.classify.class_verbs import Gap
-from workbench.recipes.tasks.embed.embed_verbs import Angle
+from workbench.recipes.tasks.classify.task import Gap
+from workbench.recipes.tasks.embed.task import Angle
 from workbench.recipes.verbs import export_targets, merge
 from workbench.recipes.verbs.export_targets import Form, Source, Writer
 from workbench.runs import files, run_directory

@@ -22,8 +22,8 @@ from workbench.models.backbones import DTYPES
 from workbench.models.exporting import lora_limits, ollama, onnx_model
 from workbench.models.exporting.lora_limits import LoraLimits
 from workbench.recipes.task import OutputError, RunOutputs
-from workbench.recipes.tasks.classify.class_verbs import ClassReference
-from workbench.recipes.tasks.sft.text_verbs import TextReference
+from workbench.recipes.tasks.classify.task import ClassReference
+from workbench.recipes.tasks.sft.task import TextReference
 from workbench.recipes.verbs import merge
 
 Form = Literal["trained", "normalised", "whole"]

@@ -17,7 +17,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation.forward_passes import dealt_results
 from workbench.models import exported
 from workbench.recipes.task import PredictionTable, ScoringOptions, implementation
-from workbench.recipes.tasks.sft.text_verbs import question_ids
+from workbench.recipes.tasks.sft.task import question_ids
 from workbench.recipes.verbs.evaluate import asked_config
 from workbench.runs import files, run_directory
 from workbench.runs.ranks import joined

@@ -27,7 +27,7 @@ from workbench.evaluation import rewards
 from workbench.evaluation.generation import AnswerSampler
 from workbench.models import backbones, exported
 from workbench.models.exported import ExportedModel
-from workbench.recipes.tasks.sft import text_verbs
+from workbench.recipes.tasks.sft.task import question_ids
 from workbench.recipes.verbs import evaluate, generate, sample_rows
 from workbench.recipes.verbs.sample_progress import SampleProgress
 from workbench.recipes.verbs.sample_rows import AnswerGroup, ScoredAnswer
@@ -139,7 +139,7 @@ def _write_answers(
     """Sample what is not there yet, batch by batch."""
     if model.model.config.is_encoder_decoder:  # type: ignore[union-attr]
         raise ConfigError(f"{run}: sample draws answers of causal backbones, and this is an encoder-decoder.")
-    prompts = [text_verbs.question_ids(model, question) for question in questions]
+    prompts = [question_ids(model, question) for question in questions]
     sampler = AnswerSampler(model.model, known=len(model.tokenizer), stop=model.stop, temperature=settings.temperature)
     # By rows, not by batches, which on an accelerator depend on its memory.
     there = {int(row) for answers in progress.answers.values() for row in answers}

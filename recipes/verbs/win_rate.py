@@ -16,7 +16,7 @@ from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError
 from workbench.evaluation import comparison, rewards
 from workbench.models import exported
-from workbench.recipes.tasks.sft import text_verbs
+from workbench.recipes.tasks.sft.task import question_ids
 from workbench.recipes.verbs import evaluate, generate
 from workbench.report import pages
 from workbench.runs import files, run_directory, score_files
@@ -117,7 +117,7 @@ def _files(config: RunConfig) -> list[str]:
 def _answers(run: Path, config: RunConfig, questions: Questions, contest: Contest) -> list[Answer]:
     """A run's answers, from its own template and tokenizer."""
     model = exported.load(run, config)
-    prompts = [text_verbs.question_ids(model, question) for question, _ in questions]
+    prompts = [question_ids(model, question) for question, _ in questions]
     texts = evaluation.complete(
         model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=contest.max_new_tokens
     )

@@ -18,8 +18,8 @@ from workbench.config import RunConfig
 from workbench.config.freeze_config import FreezeConfig, Moment
 from workbench.recipes.inspection import Inspection
 from workbench.recipes.over.crossval_verbs import CrossvalInspection
-from workbench.recipes.tasks.classify.class_verbs import ClassInspection
-from workbench.recipes.tasks.embed.embed_verbs import EmbedInspection
+from workbench.recipes.tasks.classify.task import ClassInspection
+from workbench.recipes.tasks.embed.task import EmbedInspection
 from workbench.recipes.verbs.check import AnyInspection
 from workbench.report import learning_rate_plots
 from workbench.runs import files, units

@@ -145,9 +145,8 @@ class ActivationKeeping:
             torch.OutOfMemoryError: not even one row fits.
         """
         while True:
-            upcoming: Checkpointing | None
             if self._order and (following := self._order.index(self.now) + 1) < len(self._order):
-                upcoming = self._order[following]
+                upcoming: Checkpointing | Literal["offload"] | None = self._order[following]
             else:
                 accelerated = self._device is not None and self._device.type != "cpu"
                 able = accelerated and self.now is True and not self.offloads

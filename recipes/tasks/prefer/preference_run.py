@@ -44,7 +44,7 @@ from workbench.recipes.tasks.prefer import preference_reference
 from workbench.recipes.tasks.prefer.preference_reference import AnswerNumbers, Floats
 from workbench.recipes.tasks.sft.started_run import StartedRun
 from workbench.recipes.tasks.sft.text_run import TextOutputs, answer, read_template
-from workbench.runs import files, provenance
+from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training import preference_objective, preflight
 from workbench.training.bank_trainer import Objective
@@ -58,15 +58,6 @@ WATCHED = 4
 """Held-out prompts that are answered at each evaluation, at most."""
 WATCHED_SCORES = {"tokens": "answer_tokens", "repetition": "repetition"}
 """Figures of these answers by their names in metrics.jsonl."""
-
-
-def begin(config: RunConfig, run: Run, callback: Callback, *, loader: Loader = backbones.load) -> PreferenceRun:
-    """The run with its data, for which the reference has read every answer."""
-    # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    tokenizer, template, pairs = prepare(config)
-    provenance.note_data(run, pairs.facts())
-    # The reference reads every answer once and is gone, so that there is one model in memory from here on.
-    return unasked(config, run, callback, tokenizer, template, pairs, loader=loader).asked()
 
 
 def unasked(

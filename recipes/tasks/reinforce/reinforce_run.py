@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -31,18 +31,16 @@ from workbench.evaluation.forward_passes import ModelResults, stored_results
 from workbench.evaluation.generation import AnswerSampler
 from workbench.evaluation.rewards.reward_sum import RowJudge
 from workbench.models import backbones
-from workbench.models.backbones import Backbone, Loader
+from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.recipes.single import start_adapter
 from workbench.recipes.single.single_run import Scored
 from workbench.recipes.tasks.reinforce import rollout_server, warm_up
 from workbench.recipes.tasks.sft.started_run import StartedRun
 from workbench.recipes.tasks.sft.text_run import read_template
-from workbench.runs import files, provenance, units
+from workbench.runs import files, units
 from workbench.runs.openai_client import OpenAIClient
-from workbench.runs.run_directory import Run
 from workbench.training import preference_objective, preflight
-from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
 from workbench.training.reinforcement import objective
 from workbench.training.reinforcement.objective import ReinforceObjective
@@ -52,29 +50,6 @@ from workbench.training.signal import TrainingSignal
 Scores = dict[str, Any]
 KEPT = "rollout"
 """Name of the answers of the present step in a checkpoint."""
-
-
-def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
-    """Train as `config` says; returns scores before and after, as they stand in scores.json."""
-    reinforce = begin(config, run, callback)
-    with rollout_server.opened(config) as server:
-        if server is not None:
-            rollout_server.require(server, config, reinforce.tokenizer, reinforce.data.train)
-            callback.say(f"Answers are written by {config.reinforce.rollouts.id} at {server.url}.")
-        provenance.note_data(run, reinforce.data.facts())
-        config = warm_up.warmed_up(config, run, callback)
-        reinforce = replace(reinforce, config=config, server=server)
-        reinforce.train()
-        rollout_server.forget(server, run)
-        return reinforce.finish()
-
-
-def begin(config: RunConfig, run: Run, callback: Callback, *, loader: Loader = backbones.load) -> ReinforceRun:
-    """The run with its prompts and rewards."""
-    # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    tokenizer, template, data, _ = prepare(config)
-    judging = judges(config, data, tokenizer)
-    return ReinforceRun(config, run, callback, tokenizer, template, data, judges=judging, loader=loader)
 
 
 def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[TokenizedSet], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +26,18 @@ from workbench.evaluation.forward_passes import ModelResults
 from workbench.evaluation.run_embedder import RunEmbedder
 from workbench.losses.ranking_losses import leading
 from workbench.models import backbones, reranker
-from workbench.models.backbones import Backbone, Loader
+from workbench.models.backbones import Backbone
 from workbench.models.embedder import Embedder
 from workbench.models.reranker import Reranker
 from workbench.recipes.single.single_run import Scored, SingleRun
 from workbench.recipes.tasks.embed import negative_mining
 from workbench.recipes.tasks.embed.negative_mining import Mined
-from workbench.runs import files, provenance
-from workbench.runs.run_directory import Run
+from workbench.runs import files
 from workbench.training import preflight
-from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
 from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]
-
-
-def begin(config: RunConfig, run: Run, callback: Callback, *, loader: Loader = backbones.load) -> RerankRun:
-    """The run with its data, and with negatives that are near where `rerank.mine` asks for some."""
-    # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    tokenizer, data, _ = prepare(config)
-    provenance.note_data(run, data.facts())
-    if config.rerank.mine:
-        near, pairs = run_embedder.of(config, "rerank"), data.train.pairs
-        by = "the backbone" if near is None else str(near.run)
-        more = negative_mining.kept(run, callback, pairs, lambda: _mined(config, tokenizer, data.train, near), by=by)
-        data = data._replace(train=replace(data.train, pairs=more))
-    return RerankRun(config, run, callback, tokenizer, data, loader=loader)
 
 
 def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, Splits[CandidateSet], list[str]]:
@@ -67,7 +52,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, Splits[Candidat
     return tokenizer, data, preflight.require_backbone(config, splits, model_heads.of(config))
 
 
-def _mined(
+def mined(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, train: CandidateSet, near: RunEmbedder | None
 ) -> Mined:
     """Passages that are near by the embeddings of a run, or by means of what the backbone makes of texts."""

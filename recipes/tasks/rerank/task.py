@@ -3,50 +3,165 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pandas as pd
+from torch import nn
+from transformers import PreTrainedModel
+
 from workbench.config import RunConfig
-from workbench.evaluation import run_embedder
-from workbench.models import backbones
+from workbench.data import mixture
+from workbench.data.batching import evenly_spaced
+from workbench.data.embedding import pair_records, pair_set, rerank_candidates
+from workbench.data.embedding.rerank_candidates import CandidateSet, PairedTexts
+from workbench.evaluation import retrieval_scores, run_embedder
+from workbench.models import backbones, reranker
 from workbench.models.backbones import Loader
-from workbench.recipes.task import DryTask, PredictionTable, RowFile, ScoringOptions, Task, largest_numbers
+from workbench.models.reranker import Reranker
+from workbench.recipes.inspection import left_out
+from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, ScoringOptions, Task, largest_numbers
+from workbench.recipes.tasks.classify.task import Gap, NumberReference, save_merged
+from workbench.recipes.tasks.embed import negative_mining
+from workbench.recipes.tasks.embed.task import SHOWN, EmbedInspection, survey
 from workbench.recipes.tasks.rerank import rerank_run
 from workbench.recipes.tasks.rerank.rerank_run import RerankRun
+from workbench.runs import provenance, units
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback, Silent
+from workbench.training.optim.schedules import total_steps
 
 if TYPE_CHECKING:
     from workbench.data.text.quality.survey import SourceRows
-    from workbench.recipes.tasks.embed.embed_verbs import EmbedInspection
-    from workbench.recipes.tasks.rerank.rerank_verbs import RankReference
+
+
+IDENTITY = "torch.nn.modules.linear.Identity"
+"""For the CrossEncoder of sentence-transformers: scores are logits as they are."""
+
+
+def _rendered(rows: CandidateSet, row: int) -> list[tuple[str, str]]:
+    """The pairs of a row as the model reads them."""
+    places = np.arange(row * rows.each, (row + 1) * rows.each)
+    ids = rows.all_pairs.batch(places)
+    lengths, decode = rows.all_pairs.lengths[places], rows.joins.tokenizer.decode
+    texts = [str(decode(own[:length])) for own, length in zip(ids.inputs["input_ids"], lengths, strict=True)]
+    first = f"score {rows.pairs.score_N[row]:g}" if rows.pairs.form == "scored" else "positive"
+    return [(first if number == 0 else "negative", text) for number, text in enumerate(texts)]
+
+
+def _form(rows: CandidateSet, config: RunConfig) -> str:
+    section, pairs = config.rerank, rows.pairs
+    loss = section.loss_of(pairs.form)
+    cut = rows.truncated / (len(rows) * rows.each)
+    cuts = f" Passages of {units.percent(cut)} of the pairs are cut to data.max_tokens." if cut else ""
+    if pairs.form == "scored":
+        return f"Rows are scored: {len(rows):,} pairs; loss {loss}.{cuts}"
+    given = sum(map(len, pairs.negatives))
+    mined = f" {section.mine} negatives a row are mined before training." if section.mine else ""
+    return (
+        f"Each of {len(rows):,} rows is its positive among {section.negatives} negatives ({given:,} are given; others "
+        f"are passages of other rows at random, anew in each pass); loss {loss}.{mined}{cuts}"
+    )
+
+
+def _ranked(held_out: CandidateSet, config: RunConfig) -> list[str]:
+    if held_out.pairs.form == "scored":
+        return []
+    order = rerank_candidates.ranking(held_out, candidates=config.rerank.candidates)
+    counts = [len(each) for each in order.passages]
+    many = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    return [f"{len(counts):,} held-out queries rank {many} passages each, {sum(counts):,} pairs in all."]
+
+
+class RankReference(NumberReference[Reranker, PairedTexts]):
+    """Scores of queries and passages."""
+
+    def save(self, model: PreTrainedModel, folder: Path) -> None:
+        # So that the CrossEncoder of sentence-transformers loads it with the same scores.
+        model.config.sentence_transformers = {"activation_fn": IDENTITY}
+        self.tokenizer.model_max_length = self.unmerged.joins.max_tokens
+        save_merged(model, self.unmerged.classifier, folder)
+
+    def error(self, model: nn.Module, backbone: PreTrainedModel) -> Gap:
+        again = reranker.make(model, backbone, self.tokenizer, self.config)
+        return self._gap(retrieval_scores.pair_scores(again, self.rows))
 
 
 class RerankTask(Task):
     """Scores of queries and passages."""
 
     def begin(self, config: RunConfig, run: Run, callback: Callback, *, loader: Loader = backbones.load) -> RerankRun:
-        return rerank_run.begin(config, run, callback, loader=loader)
+        # Data first: it is the cheapest thing to get wrong, and needs no weights.
+        tokenizer, data, _ = rerank_run.prepare(config)
+        provenance.note_data(run, data.facts())
+        if config.rerank.mine:
+            near, pairs = run_embedder.of(config, "rerank"), data.train.pairs
+            by = "the backbone" if near is None else str(near.run)
+            more = negative_mining.kept(
+                run, callback, pairs, lambda: rerank_run.mined(config, tokenizer, data.train, near), by=by
+            )
+            data = data._replace(train=replace(data.train, pairs=more))
+        return RerankRun(config, run, callback, tokenizer, data, loader=loader)
 
     def inspect(self, config: RunConfig) -> EmbedInspection:
-        from workbench.recipes.tasks.rerank import rerank_verbs
-
-        return rerank_verbs.inspect(config)
+        _, data, targets = rerank_run.prepare(config)
+        train, drawn = data.train, mixture.mixed(data.train, config)
+        steps = total_steps(config, len(drawn))
+        shown = evenly_spaced(len(train), SHOWN).tolist()
+        return EmbedInspection(
+            config=config,
+            data=data.map(lambda split: split.pairs),
+            examples=[(train.place(row), _rendered(train, row)) for row in shown],
+            targets=targets,
+            steps=steps,
+            notes=[
+                *mixture.in_words(drawn, config, steps),
+                _form(train, config),
+                *_ranked(data.held_out, config),
+                *run_embedder.in_words(config),
+                *left_out(train),
+            ],
+        )
 
     def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
-        from workbench.recipes.tasks.rerank import rerank_verbs
-
-        return rerank_verbs.evaluate(run, config, turn.scoring)
+        model = reranker.load(run, config)
+        data = rerank_candidates.load(config, model.tokenizer)
+        rows = data.held_out if data.test is None else data.test
+        return retrieval_scores.score_reranker(
+            model, rows, candidates=config.rerank.candidates, scoring=turn.scoring
+        ).scores
 
     def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
-        from workbench.recipes.tasks.rerank import rerank_verbs
-
-        return PredictionTable(*rerank_verbs.predict(run, source, config, turn.scoring))
+        skipped: list[str] = []
+        asked = pair_records.read_asked(source, config.data, skipped)
+        model, section = reranker.load(run, config), config.rerank
+        lines = [(each, passage) for each in asked for passage in each.passages]
+        queries = [section.query_prefix + each.query for each, _ in lines]
+        passages = [section.passage_prefix + passage for _, passage in lines]
+        numbers = pair_set.numbered([*queries, *passages])
+        raw = pair_set.raw_units(list(numbers), model.tokenizer)
+        sides = [np.asarray([numbers[text] for text in side], dtype=np.int64) for side in (queries, passages)]
+        model.joins.require_room(raw, sides[0])
+        table = pd.DataFrame(
+            {
+                "row": [each.place for each, _ in lines],
+                "query": [each.query for each, _ in lines],
+                "passage": [passage for _, passage in lines],
+                "score": retrieval_scores.pair_scores(
+                    model, PairedTexts(raw, model.joins, *sides), scoring=turn.scoring
+                ),
+            }
+        )
+        ranks = table.groupby("row", sort=False)["score"].rank(ascending=False, method="first")
+        return PredictionTable(table.assign(rank=ranks.astype(int)), skipped)
 
     def outputs(self, run: Path, config: RunConfig) -> RankReference:
-        from workbench.recipes.tasks.rerank import rerank_verbs
-
-        return rerank_verbs.outputs(run, config)
+        unmerged = reranker.load(run, config)
+        pairs = rerank_candidates.load(config, unmerged.tokenizer).held_out.all_pairs
+        pairs = pairs.take(np.arange(min(ROWS, len(pairs))))
+        return RankReference(config, unmerged, pairs, retrieval_scores.pair_scores(unmerged, pairs)[:, None])
 
     def dry(self, config: RunConfig, run: Run) -> DryTask:
         tokenizer, data, _ = rerank_run.prepare(config)
@@ -54,9 +169,7 @@ class RerankTask(Task):
         return DryTask(single, largest_numbers(data.held_out.all_pairs, lambda live, batch: live.scores(batch)))
 
     def survey(self, config: RunConfig, files: Sequence[RowFile]) -> list[SourceRows]:
-        from workbench.recipes.tasks.embed import embed_verbs
-
-        return embed_verbs.survey(config, files)
+        return survey(config, files)
 
     def files(self, config: RunConfig) -> Mapping[str, Mapping[str, str]]:
         embedders = run_embedder.files(config)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-
-import pandas as pd
 
 from workbench.config import RunConfig
 from workbench.data import mixture
@@ -16,6 +13,7 @@ from workbench.evaluation import reward_scores
 from workbench.evaluation.forward_passes import ModelResults
 from workbench.models.reward_model import RewardModel
 from workbench.recipes.inspection import SHOWN, Inspection, left_out, pieces
+from workbench.recipes.task import PredictionTable
 from workbench.recipes.tasks.reward import process_reward
 from workbench.recipes.tasks.reward.reward_run import load
 from workbench.runs import units
@@ -67,13 +65,11 @@ def held_out(model: RewardModel, config: RunConfig) -> StepSet:
     return StepSet(tokenized.load(config.data, model.tokenizer, read_as, seed=config.seed).held_out)
 
 
-def predict(
-    run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None
-) -> tuple[pd.DataFrame, Sequence[str]]:
+def predict(run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None) -> PredictionTable:
     """How sure every step of a file is right, with its answer's `reward.aggregate`; labels are ignored."""
     model = load(run, config)
     read_as = process_reward.encoder(model.template, config, labelled=False)
     rows = StepSet(tokenized.read(source, config.data, model.tokenizer, read_as))
     outputs = process_reward.table(model, rows, reward_scores.read_step_logits(model, rows, scoring=scoring))
     reward_R = reward_scores.aggregated(rows, outputs["probability"].to_numpy(), config.reward.aggregate)
-    return outputs.assign(reward=reward_R[rows.row_of_step]), rows.answers.skipped
+    return PredictionTable(outputs.assign(reward=reward_R[rows.row_of_step]), rows.answers.skipped)

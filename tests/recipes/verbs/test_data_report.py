@@ -22,7 +22,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.models import backbones
 from workbench.recipes.load import load
-from workbench.recipes.tasks.embed.embed_verbs import EmbedInspection
+from workbench.recipes.tasks.embed.task import EmbedInspection
 from workbench.recipes.verbs import row_perplexities
 from workbench.recipes.verbs.check import check
 
