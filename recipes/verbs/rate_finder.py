@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.config import RunConfig
-from workbench.config.checks import curriculum_checks, length_checks
+from workbench.config.checks import row_checks
 from workbench.config.expansions.member_runs import Trial
 from workbench.config.sections.sweep_config import shown
 from workbench.config.task_facts import names
@@ -112,9 +112,9 @@ def find(
             f"data.sampling.by={data.sampling.by} draws rows by their losses, so that rates would not be compared on "
             "the same rows. Write data.sampling.by=all."
         )
-    if reason := curriculum_checks.refusal(config, "the search for a rate"):
+    if reason := row_checks.curriculum_refusal(config, "the search for a rate"):
         raise ConfigError(f"data.curriculum: {reason}")
-    if reason := length_checks.refusal(config, "the search for a rate"):
+    if reason := row_checks.length_refusal(config, "the search for a rate"):
         raise ConfigError(f"data.length_warm_up {reason}")
     if data.select.by_backbone:
         raise ConfigError(

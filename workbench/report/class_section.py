@@ -97,8 +97,7 @@ def classified(run: RunRecord) -> ClassSection | None:
     names = class_names(table)
     if not names:
         off_N = (table["predicted"] - table["label"]).abs()
-        doubted = list(suspects(table).items()) if run.crossvalidates and "text" in table else []
-    return ClassSection([], [], [], _samples(run, table, off_N, lambda off: f"off by {units.number(off)}"))
+        return ClassSection([], [], [], _samples(run, table, off_N, lambda off: f"off by {units.number(off)}"))
     from sklearn import metrics  # half a second, for runs that have classes
 
     true_NC, predicted_NC = (hot(table[column], names) for column in ("label", "predicted"))
@@ -117,6 +116,7 @@ def classified(run: RunRecord) -> ClassSection | None:
     counts_CC = true_NC.T.astype(np.int64) @ predicted_NC.astype(np.int64)
     wrong_CC = counts_CC * (1 - np.eye(len(names), dtype=np.int64))
     most_wrong = [divmod(int(flat), len(names)) for flat in np.argsort(-wrong_CC, axis=None, kind="stable")[:PAIRS]]
+    doubted = list(suspects(table).items()) if run.crossvalidates and "text" in table else []
     return ClassSection(
         classes=classes,
         matrix=[

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workbench.adapters import anatomy
 from workbench.config import TrainingSections
-from workbench.config.checks.checkpointing_checks import unable_by_block
+from workbench.config.checks.step_checks import unable_by_block
 from workbench.config.sections.basic_sections import Checkpointing
 from workbench.data.batching import Examples, MicroBatch
 from workbench.errors import ConfigError

@@ -9,23 +9,12 @@ from workbench.adapters import METHODS, Method
 from workbench.adapters.method import HALF_OR_FULL
 from workbench.config import task_facts
 from workbench.config.checks import (
-    alora_checks,
-    augment_checks,
-    checkpointing_checks,
+    block_checks,
     crossval_checks,
-    curriculum_checks,
-    curvature_checks,
-    fold_checks,
-    growth_checks,
-    kernel_checks,
-    length_checks,
-    long_row_checks,
+    method_checks,
     parallelism_checks,
-    regularise_checks,
-    sampling_checks,
-    sparsity_checks,
-    stacking_checks,
-    thinning_checks,
+    row_checks,
+    step_checks,
 )
 from workbench.config.sections.basic_sections import MARGIN, ModelConfig
 from workbench.config.sections.clean_rules import ANSWER_RULES
@@ -65,10 +54,10 @@ def mistakes(config: RunSections) -> Iterator[str]:
         timed=config.budget.timed,
         patience=config.evaluate.patience,
     )
-    yield from regularise_checks.mistakes(config)
-    yield from alora_checks.mistakes(config)
-    yield from thinning_checks.mistakes(config)
-    yield from stacking_checks.mistakes(config)
+    yield from block_checks.of_regularise(config)
+    yield from method_checks.of_alora(config)
+    yield from block_checks.of_thinning(config)
+    yield from block_checks.of_stacking(config)
     yield from _of_averages(config)
     yield from _of_sources(config)
     data = config.data
@@ -88,18 +77,18 @@ def mistakes(config: RunSections) -> Iterator[str]:
                 f"data.{key}.{min(same)}: mean rewards of a {kind} and of a reward would have one name. "
                 f"Give the {kind} another one."
             )
-    yield from curriculum_checks.mistakes(config)
-    yield from augment_checks.mistakes(config)
-    yield from length_checks.mistakes(config)
-    yield from long_row_checks.mistakes(config)
-    yield from kernel_checks.mistakes(config)
-    yield from sampling_checks.mistakes(config)
+    yield from row_checks.of_curriculum(config)
+    yield from row_checks.of_augmentation(config)
+    yield from row_checks.of_length_warm_up(config)
+    yield from step_checks.of_long_rows(config)
+    yield from step_checks.of_kernels(config)
+    yield from row_checks.of_sampling(config)
     yield from parallelism_checks.mistakes(config)
-    yield from checkpointing_checks.mistakes(config)
-    yield from sparsity_checks.mistakes(config)
-    yield from growth_checks.mistakes(config)
-    yield from curvature_checks.mistakes(config)
-    yield from fold_checks.mistakes(config)
+    yield from step_checks.of_checkpointing(config)
+    yield from method_checks.of_sparsity(config)
+    yield from row_checks.of_batch_growth(config)
+    yield from step_checks.of_curvature(config)
+    yield from row_checks.of_fold(config)
     yield from _of_task(config)
     answers = [rule for rule in config.data.clean if rule in ANSWER_RULES]
     if answers and not config.task.answers and not config.reads_pictures:
@@ -143,7 +132,7 @@ def unable(model: ModelConfig, adapter: Method) -> str | None:
             f"adapter.method={method} does not work over {model.weights} weights: {facts.why_weights}. "
             f"Write model.weights={'|'.join(facts.weights)}, or adapter.method=lora."
         )
-    if model.sparsity is not None and (reason := sparsity_checks.unable(model, adapter)):
+    if model.sparsity is not None and (reason := method_checks.unprunable(model, adapter)):
         return reason
     if model.new_tokens and not facts.token_rows:
         able = ", ".join(sorted(name for name, each in METHODS.items() if each.about[name].token_rows))

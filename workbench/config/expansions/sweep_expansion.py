@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import task_facts
-from workbench.config.checks import curriculum_checks, length_checks
+from workbench.config.checks import row_checks
 from workbench.config.expansions import distill_expansion, member_keys, member_runs
 from workbench.config.expansions.member_runs import Run, Trial
 from workbench.config.sections.run_sections import RunSections
@@ -111,9 +111,9 @@ def misfits(config: RunSections, recipe: str) -> Iterator[tuple[str, str]]:
         yield "grow", f"{recipe} stops members early, and grow needs the whole run. Leave it out."
     if config.data.mix.by == "learned":
         yield "data.mix", "by=learned gives each member rows of its own. Write data.mix.by=weight."
-    if reason := curriculum_checks.refusal(config, recipe):
+    if reason := row_checks.curriculum_refusal(config, recipe):
         yield "data.curriculum", reason
-    if reason := length_checks.refusal(config, recipe):
+    if reason := row_checks.length_refusal(config, recipe):
         yield "data.length_warm_up", reason
     if config.trackers:
         yield "trackers", f"{recipe} sends nothing anywhere. Leave it out."
