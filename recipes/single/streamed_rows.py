@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from workbench.config import RunConfig
 from workbench.config.checks import row_checks
-from workbench.config.sections.streaming_config import StreamingConfig
+from workbench.config.sections.sources_config import StreamingConfig
 from workbench.data import streaming
 from workbench.data.streaming import RowStream
 from workbench.runs.ranks import ALONE, Ranks

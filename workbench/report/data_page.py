@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.config import DataConfig
-from workbench.config.sections.clean_rules import CLEAN_RULES
+from workbench.config.sections.cleaning_config import CLEAN_RULES
 from workbench.data.batching import evenly_spaced
 from workbench.data.text.quality import survey
 from workbench.data.text.quality.cleaning import Flag

@@ -12,11 +12,11 @@ Legend: N units of a global batch, U of a micro-batch, D numbers of an output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +28,9 @@ from workbench.data.prefetch import Prefetcher
 from workbench.runs.ranks import Ranks
 from workbench.training import row_losses
 from workbench.training.adapter_trainer import AdapterTrainer
+from workbench.training.distributed import pipeline
 from workbench.training.distributed.data_parallel import RowShare, share_rows
+from workbench.training.distributed.pipeline import Pipelined
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.master_weights import MasterWeights
 from workbench.training.optim import noise_scale
@@ -230,3 +232,78 @@ class CachedGradients:
 
     def _batch(self, units: Units, numbers: Indices) -> MicroBatch:
         return self.arrangement.lay(units.batch(numbers)).to(self.device)
+
+
+class _Filled(NamedTuple):
+    """The rows of a training, and one of padding."""
+
+    lengths: Indices
+
+
+@dataclass
+class PipelineSteps:
+    """Adds up the gradients of a global batch, whose micro-batches go through the stages of a pipeline."""
+
+    masters: Pipelined
+    arrangement: RowLayout
+    """How the rows of a micro-batch are laid out: packed."""
+    noise: Noise
+    device: torch.device
+    epoch: Callable[[], int]
+    """The pass over the data that the present step belongs to."""
+    watch: RowLossWatch
+    """Hears the losses of rows in the last stage."""
+
+    def add(self, seen: Examples, rows: Indices, *, step: int, tokens: int) -> Tensor:
+        """Add the gradients of this process for this pipeline's shard of the rows; returns its part of the loss.
+
+        The loss is 0 where no head is.
+
+        Args:
+            tokens: In a micro-batch, which is filled up to as many.
+        """
+        shares = share_rows(
+            rows, seen.lengths, self.arrangement, tokens=tokens, ranks=self.masters.pipelines, in_step=True
+        )
+        shares += [RowShare(shares[-1].rows[-1:], counts=False)] * (
+            self.masters.line.micro_batches(len(shares)) - len(shares)
+        )
+        tokens = max(tokens, *(int(seen.lengths[share.rows].sum()) for share in shares))
+        laid = [self.arrangement.batch(seen, share.rows, epoch=self.epoch()) for share in shares]
+        batches = [pipeline.of_one_length(batch, tokens).to(self.device) for batch in laid]
+        supervised = seen.supervised[rows].sum().item()
+
+        @contextmanager
+        def around(number: int, heard: bool) -> Iterator[None]:
+            share, more = shares[number], tokens - int(seen.lengths[shares[number].rows].sum())
+            filled: Any = _Filled(np.append(seen.lengths, more))
+            drawn = np.append(share.rows, len(seen.lengths)) if more else share.rows
+            listening = self.watch.of(share.rows if heard and share.counts else share.rows[:0], batches[number])
+            with self.noise(batches[number], drawn, filled, step=step), listening:
+                yield
+
+        scales = [share.counts / supervised for share in shares]
+        return self.masters.add(pipeline.StepBatches(batches, scales, around)).to(self.device)
+
+
+def of_whole_steps(
+    compared: GlobalLoss | None,
+    masters: MasterWeights | Sharded,
+    arrangement: RowLayout,
+    noise: Noise,
+    ranks: Ranks,
+    device: torch.device,
+    *,
+    epoch: Callable[[], int],
+    watch: RowLossWatch,
+) -> CachedGradients | PipelineSteps | None:
+    """An adder of the gradients of a step; None where the trainer adds them up micro-batch by micro-batch.
+
+    Args:
+        compared: A loss that compares all rows of a step.
+        epoch: The pass over the data that the present step belongs to.
+        watch: Hears the losses of rows.
+    """
+    if isinstance(masters, Pipelined):
+        return PipelineSteps(masters, arrangement, noise, device, epoch, watch)
+    return None if compared is None else CachedGradients(compared, arrangement, masters.backward, noise, ranks, device)

@@ -33,7 +33,7 @@ from workbench.training.distributed.sharding import Sharded, Trainable
 from workbench.training.freezing import observers
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
-from workbench.training.gradient_accumulation import GradientAccumulation
+from workbench.training.gradient_accumulation import GradientAccumulation, of_whole_steps
 from workbench.training.master_weights import MasterWeights
 from workbench.training.method_choice import MethodChoice
 from workbench.training.optim import own_optimizers
@@ -43,7 +43,6 @@ from workbench.training.optim.sharpness_aware import Sharpness
 from workbench.training.row_losses import RowLossWatch
 from workbench.training.sampling import sampler as sampling
 from workbench.training.signal import Loss, ProgressClock, TrainingSignal
-from workbench.training.step_gradients import of_whole_steps
 from workbench.training.step_metrics import forget_peak, measured, peak_bytes
 from workbench.training.step_noise import StepNoise
 from workbench.training.trackers import Trackers

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from workbench.config.sections.clean_rules import DUPLICATE_RULES
+from workbench.config.sections.cleaning_config import DUPLICATE_RULES
 from workbench.config.sections.run_sections import RunSections
 from workbench.config.task_facts import TaskFacts, register
 

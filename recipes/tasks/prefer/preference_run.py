@@ -42,8 +42,7 @@ from workbench.recipes.single import start_adapter
 from workbench.recipes.single.single_run import Scored
 from workbench.recipes.tasks.prefer import preference_reference
 from workbench.recipes.tasks.prefer.preference_reference import AnswerNumbers, Floats
-from workbench.recipes.tasks.sft.started_run import StartedRun
-from workbench.recipes.tasks.sft.text_run import TextOutputs, answer, read_template
+from workbench.recipes.tasks.sft.text_run import StartedRun, TextOutputs, answer, read_template
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training import preference_objective, preflight

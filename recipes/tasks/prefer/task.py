@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -17,20 +17,60 @@ from workbench.data.held_out_split import Splits
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.preference_pairs import PreferenceEncoder, PreferenceSet
 from workbench.models import backbones, exported
-from workbench.models.backbones import Loader
+from workbench.models.backbones import Backbone, Loader
+from workbench.models.exported import ExportedModel
 from workbench.recipes.inspection import SHOWN, Inspection, left_out, pieces
 from workbench.recipes.single import token_reference
 from workbench.recipes.task import DryTask, RowFile, ScoringOptions
 from workbench.recipes.tasks.prefer import preference_reference, preference_run
+from workbench.recipes.tasks.prefer.preference_reference import AnswerNumbers
 from workbench.recipes.tasks.prefer.preference_run import PreferenceRun
 from workbench.recipes.tasks.sft.task import TokenTask, conversations, dry_text, survey
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback, Silent
 from workbench.training.optim.schedules import total_steps
+from workbench.training.signal import TrainingSignal
 
 if TYPE_CHECKING:
     from workbench.data.text.quality.survey import SourceRows
+
+
+class PlannedPreferences(PreferenceRun):
+    """A run whose tensors have no values, so that it tells none."""
+
+    def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        return super().supervise(live, backbone, progress)._replace(meter=None, look=None)
+
+
+class Planned(NamedTuple):
+    """A run, and what it reads besides the rows of a step; see `DryTask`."""
+
+    single: PlannedPreferences
+    looked: float
+    once: int
+
+
+def planned(config: RunConfig, run: Run) -> Planned:
+    """The run, and the tokens that it reads without learning from them."""
+    tokenizer, template, pairs = preference_run.prepare(config)
+    splits = pairs.named()
+    numbers = {name: _unknown(split) for name, split in splits.items()} if config.prefer.compares else None
+    good = pairs.map(lambda split: split.good)
+    single = PlannedPreferences(config, run, Silent(), tokenizer, template, good, pairs=pairs, numbers=numbers)
+    train = pairs.train
+    looked = 0.0 if train.others is None else float(train.others.lengths.sum() / train.lengths.sum())
+    return Planned(single, looked, sum(map(_read, splits.values())) if config.prefer.compares else 0)
+
+
+def _read(rows: PreferenceSet) -> int:
+    """Tokens that a reference reads of a set."""
+    return int(rows.lengths.sum()) + (0 if rows.others is None else int(rows.others.lengths.sum()))
+
+
+def _unknown(rows: PreferenceSet) -> AnswerNumbers:
+    count = len(rows.answers)
+    return AnswerNumbers(np.zeros(count), np.zeros(count), None if rows.others is None else np.zeros(count))
 
 
 LONGER = 1.5
@@ -120,9 +160,8 @@ class PreferenceTask(TokenTask):
         return scoring.score(model, rows).scores
 
     def dry(self, config: RunConfig, run: Run) -> DryTask:
-        from workbench.recipes.tasks.prefer import planned_preferences
 
-        single, looked, once = planned_preferences.planned(config, run)
+        single, looked, once = planned(config, run)
         return dry_text(single, looked=looked, once=once)
 
     def plan_notes(self, config: RunConfig) -> Sequence[str]:

@@ -36,8 +36,7 @@ from workbench.models.exported import ExportedModel
 from workbench.recipes.single import start_adapter
 from workbench.recipes.single.single_run import Scored
 from workbench.recipes.tasks.reinforce import rollout_server, warm_up
-from workbench.recipes.tasks.sft.started_run import StartedRun
-from workbench.recipes.tasks.sft.text_run import read_template
+from workbench.recipes.tasks.sft.text_run import StartedRun, read_template
 from workbench.runs import files, units
 from workbench.runs.openai_client import OpenAIClient
 from workbench.training import preference_objective, preflight

@@ -37,7 +37,7 @@ from workbench.recipes.task import (
     largest_numbers,
 )
 from workbench.recipes.tasks.classify.task import Gap, NumberReference
-from workbench.recipes.tasks.reward import outcome_reward, process_reward, process_reward_verbs
+from workbench.recipes.tasks.reward import outcome_reward, process_reward
 from workbench.recipes.tasks.reward.outcome_reward import RewardRun
 from workbench.recipes.tasks.reward.process_reward import ProcessRun
 from workbench.recipes.tasks.reward.reward_run import chat_encoder, load
@@ -68,7 +68,7 @@ def _by_members(run: Path, config: RunConfig, rows: TokenizedSet, scoring: Model
 def held_out(model: RewardModel, config: RunConfig) -> TokenizedSet:
     """The held-out answers."""
     if config.reward.kind == "process":
-        return process_reward_verbs.held_out(model, config).answers
+        return process_reward.held_out(model, config).answers
     return outcome_reward.read(config, model.tokenizer, model.template).held_out
 
 
@@ -98,7 +98,7 @@ class RewardTask(Task):
 
     def inspect(self, config: RunConfig) -> Inspection:
         if config.reward.kind == "process":
-            return process_reward_verbs.inspect(config)
+            return process_reward.inspect(config)
         tokenizer, _, pairs, targets = outcome_reward.prepare(config)
         train, mixed = pairs.train, mixture.mixed(pairs.train, config)
         steps = total_steps(config, len(mixed))
@@ -131,7 +131,7 @@ class RewardTask(Task):
 
     def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
         if config.reward.kind == "process":
-            return process_reward_verbs.evaluate(run, config, turn.scoring)
+            return process_reward.evaluate(run, config, turn.scoring)
         model = load(run, config)
         data = outcome_reward.without_margins(config.data)
         rows = tokenized.read_files(data.test_files, data, model.tokenizer, PreferenceEncoder(model.template))
@@ -147,7 +147,7 @@ class RewardTask(Task):
 
     def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
         if config.reward.kind == "process":
-            return process_reward_verbs.predict(run, source, config, turn.scoring)
+            return process_reward.predict(run, source, config, turn.scoring)
         model = load(run, config)
         rows = tokenized.read(
             source, outcome_reward.without_margins(config.data), model.tokenizer, PreferenceEncoder(model.template)

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from workbench import evaluation, losses
-from workbench.adapters import ALora, Method
+from workbench.adapters import ALora, Method, anatomy
 from workbench.config import RunConfig, model_heads
 from workbench.config.model_heads import TEXT
 from workbench.config.sections.regularise_config import RegulariseConfig
@@ -44,7 +44,7 @@ from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
-from workbench.recipes.single import row_difficulty, token_reference
+from workbench.recipes.single import row_difficulty, start_adapter, token_reference
 from workbench.recipes.single.single_run import Scored, SingleRun
 from workbench.recipes.tasks.sft import invocation
 from workbench.runs import provenance
@@ -117,7 +117,7 @@ def _chosen(
     template: ChatEncoder | MlmEncoder,
 ) -> TokenizedSet:
     """The training rows that the backbone chooses."""
-    from workbench.recipes.single import gradient_choice, row_choice  # most runs take all rows
+    from workbench.recipes.single import row_choice
 
     def begin(config: RunConfig, run: Run, callback: Callback, train: TokenizedSet, held_out: TokenizedSet) -> TextRun:
         return TextRun(config, run, callback, tokenizer, template, Splits(train, held_out, None))
@@ -127,7 +127,7 @@ def _chosen(
         if by == "gradient":
             target = tokenized.target_rows(config.data, tokenizer, template)
             whole_T1 = np.ones((len(target), 1), dtype=bool)
-            return gradient_choice.scores(rows, target, whole_T1, config, run, callback, begin, store)
+            return row_choice.scores(rows, target, whole_T1, config, run, callback, begin, store)
         assert by == "perplexity" or by == "ifd"
         return row_choice.backbone_scores(by, rows, config, run, tokenizer, store)[:, None]
 
@@ -361,3 +361,26 @@ def read_template(config: RunConfig) -> str | None:
         raise ConfigError(
             f"model.chat_template: {path} cannot be read ({error}). Write the path of a Jinja file, or leave it out."
         ) from None
+
+
+class StartedRun(TextRun):
+    """A run that goes on from the adapter that the section of its recipe names, if it names any."""
+
+    def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
+        live = super().assemble(model, backbone)
+        if start_adapter.wanted(self.config).run is None:
+            return live
+        start_adapter.load(self.config, model)
+        if self.unscored:
+            live.model.eval()
+            self.write_before(live)
+            live.model.train()
+        return live
+
+    def score_before(self, backbone: Backbone) -> bool:
+        if start_adapter.wanted(self.config).run is None:
+            return super().score_before(backbone)
+        if not self.placement.cuts_weights or not self.unscored:
+            return False  # what training starts from is there with the adapter
+        self.assemble(self.adapted(backbone, blocks=len(anatomy.decoder_layers(backbone.model))), backbone)
+        return True

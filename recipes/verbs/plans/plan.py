@@ -16,8 +16,8 @@ import torch
 from workbench.adapters import Full
 from workbench.config import RunConfig, model_heads
 from workbench.config.expansions import distill_expansion
+from workbench.config.sections.curriculum_config import LengthWarmUpConfig
 from workbench.config.sections.distill_config import STUDENT, OnPolicyConfig
-from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
 from workbench.errors import ConfigError
 from workbench.losses import chunked_loss
 from workbench.losses.chunked_loss import planned_for
@@ -37,15 +37,7 @@ from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.task import DryTask, implementation
 from workbench.recipes.tasks.sft.task import dry_text
 from workbench.recipes.tasks.sft.text_run import TextRun
-from workbench.recipes.verbs.plans import (
-    longest_rows,
-    plan_bank,
-    plan_blocks,
-    plan_fleet,
-    plan_parts,
-    plan_settings,
-    plan_stages,
-)
+from workbench.recipes.verbs.plans import longest_rows, plan_bank, plan_fleet, plan_parts, plan_settings, plan_stages
 from workbench.recipes.verbs.plans.longest_rows import LongestRow
 from workbench.recipes.verbs.plans.plan_parts import DryRunParts
 from workbench.runs import units
@@ -153,7 +145,7 @@ def _of_device(
         inside.enter_context(planned_for(memory if elsewhere else None))
         inside.enter_context(whole)
         folder = Path(inside.enter_context(tempfile.TemporaryDirectory()))
-        parts = (way or _planned_task)(own, inside.enter_context(plan_blocks.planned_run(own, folder)))
+        parts = (way or _planned_task)(own, inside.enter_context(plan_parts.planned_run(own, folder)))
     notes += [*plan_settings.notes(config), *implementation(config).plan_notes(config)]
     notes += [*_of_reference(config, parts), *_of_scaling(config, parts, devices)]
     fit, longest = parts.training, capacity.longest_part(own, parts.training.train.lengths)

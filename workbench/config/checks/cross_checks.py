@@ -17,7 +17,7 @@ from workbench.config.checks import (
     step_checks,
 )
 from workbench.config.sections.basic_sections import MARGIN, ModelConfig
-from workbench.config.sections.clean_rules import ANSWER_RULES
+from workbench.config.sections.cleaning_config import ANSWER_RULES
 from workbench.config.sections.optimizer_config import ADAMS
 from workbench.config.sections.run_sections import RunSections
 

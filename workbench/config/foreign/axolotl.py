@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.config.foreign import peft_settings, shared_settings
+from workbench.config.foreign import shared_settings
 from workbench.config.foreign.translation import Translation
 
 NO_TASK = {
@@ -152,7 +152,7 @@ def _adapter(translation: Translation, kind: Any) -> None:
     layers, every = translation.whole("lisa_n_layers"), translation.whole("lisa_step_interval")
     if kind in ("lora", "qlora"):
         listed, linear = translation.take("lora_target_modules"), translation.take("lora_target_linear")
-        peft_settings.low_rank(translation, rank="lora_r", targets="all-linear" if linear else listed, default_rank=8)
+        shared_settings.low_rank(translation, rank="lora_r", targets="all-linear" if linear else listed, default_rank=8)
         if translation.take("loftq") or translation.left.get("peft"):
             translation.look(
                 f"peft: {translation.take('peft')}: adapter.method=loftq begins from what quantisation took away."

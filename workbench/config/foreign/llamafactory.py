@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.config.foreign import peft_settings, shared_settings
+from workbench.config.foreign import shared_settings
 from workbench.config.foreign.translation import Translation
 from workbench.errors import ConfigError
 
@@ -77,13 +77,13 @@ def translate(settings: Mapping[str, Any], *, folders: tuple[Path, ...]) -> Tran
         translation.give("model.weights", "bfloat16")
     kind = str(translation.take("finetuning_type", "lora"))
     if kind == "lora":
-        peft_settings.low_rank(
+        shared_settings.low_rank(
             translation, rank="lora_rank", targets=translation.take("lora_target", "all"), default_rank=8
         )
     elif kind == "oft":
         translation.give("adapter.method", "oft")
         translation.move("oft_block_size", "adapter.block", translation.whole)
-        peft_settings.place(translation, translation.take("oft_target", "all"))
+        shared_settings.place(translation, translation.take("oft_target", "all"))
     elif kind == "freeze":
         translation.give("adapter.method", "last-layers")
         translation.move("freeze_trainable_layers", "adapter.layers", translation.whole)

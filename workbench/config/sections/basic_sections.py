@@ -16,14 +16,11 @@ from pydantic import (
     model_validator,
 )
 
-from workbench.config.sections.clean_rules import CLEAN_RULES
-from workbench.config.sections.curriculum_config import CurriculumConfig
-from workbench.config.sections.decontaminate_config import DecontaminateConfig
-from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
+from workbench.config.sections.cleaning_config import CLEAN_RULES, DecontaminateConfig
+from workbench.config.sections.curriculum_config import CurriculumConfig, LengthWarmUpConfig
 from workbench.config.sections.sampling_config import SamplingConfig
 from workbench.config.sections.select_config import SelectConfig
-from workbench.config.sections.sources_config import MixConfig, SourceConfig
-from workbench.config.sections.streaming_config import StreamingConfig
+from workbench.config.sections.sources_config import MixConfig, SourceConfig, StreamingConfig
 from workbench.config.sections.text_augment_config import TextAugmentConfig
 from workbench.schema import Section, Unit, did_you_mean
 
