@@ -99,7 +99,11 @@ class BlockExpansion(Method):
         weight = next(backbone.parameters())
         if weight.device.type == "meta" or isinstance(weight, FakeTensor):
             return
-        inputs = _trial(backbone)
+        if anatomy.reads_pictures(backbone):
+            inputs = {"pixel_values": anatomy.blank_picture(backbone)}
+        else:
+            ids = torch.arange(2, 9, device=backbone.device)[None]
+            inputs = {"input_ids": ids % backbone.config.get_text_config().vocab_size}
         training = model.training
         model.eval()
         with torch.no_grad():
@@ -112,14 +116,3 @@ class BlockExpansion(Method):
                 f"adapter.method={self.method}: the blocks of {type(backbone).__name__} add something even where the "
                 f"outputs of attention and MLP are zero. {_CURE}"
             )
-
-
-def _trial(backbone: PreTrainedModel) -> dict[str, Any]:
-    """A short row, or a picture."""
-    import torch
-
-    if anatomy.reads_pictures(backbone):
-        return {"pixel_values": anatomy.blank_picture(backbone)}
-    return {
-        "input_ids": torch.arange(2, 9, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
-    }

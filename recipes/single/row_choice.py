@@ -18,8 +18,7 @@ from workbench.config.model_heads import TEXT
 from workbench.config.sections.basic_sections import EvaluateConfig, SaveConfig
 from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.config.sections.optimizer_config import OptimizerConfig
-from workbench.config.sections.sampling_config import SamplingConfig
-from workbench.config.sections.select_config import SelectConfig
+from workbench.config.sections.sampling_config import SamplingConfig, SelectConfig
 from workbench.data import selection
 from workbench.data.batching import Indices
 from workbench.data.text.tokenized_set import TokenizedSet

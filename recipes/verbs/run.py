@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from workbench import report
 from workbench.config import RunConfig, plugins
@@ -28,9 +27,6 @@ from workbench.training import thread_choice
 from workbench.training.callbacks import Callback
 from workbench.training.capacity import available
 from workbench.training.step_metrics import forget_peak
-
-if TYPE_CHECKING:
-    from workbench.distillation.teacher_sources import TeacherSource
 
 
 def run(
@@ -156,25 +152,16 @@ def note_inputs(config: RunConfig, run: Run) -> None:
         from workbench.distillation import teacher_sources
 
         try:
-            taught_by = _teacher(teacher_sources.find(config.distill.teacher, config.model))
+            source = teacher_sources.find(config.distill.teacher, config.model)
+            file_digests = backbones.file_digests(source.model)
+            for adapter in source.adapters:
+                file_digests |= provenance.digests(adapter, title=str(adapter))
+            names = ("config.yaml", "decision.json", "neighbours.safetensors", "out_of_fold.parquet")
+            for path in () if source.run is None else map(source.run.joinpath, names):
+                file_digests |= {str(path): provenance.digest(path)} if path.is_file() else {}
         except WorkbenchError:
             return  # it may be gone once a cache holds all that it says; where it is needed, the recipe says so
-        provenance.note_files(run, "teacher", taught_by)
-
-
-def _teacher(source: TeacherSource) -> dict[str, str]:
-    file_digests = backbones.file_digests(source.model)
-    for adapter in source.adapters:
-        file_digests |= provenance.digests(adapter, title=str(adapter))
-    for name in (
-        ("config.yaml", "decision.json", "neighbours.safetensors", "out_of_fold.parquet")
-        if source.run is not None
-        else ()
-    ):
-        assert source.run is not None
-        path = source.run / name
-        file_digests |= {str(path): provenance.digest(path)} if path.is_file() else {}
-    return file_digests
+        provenance.note_files(run, "teacher", file_digests)
 
 
 BYTES = 16

@@ -20,7 +20,6 @@ from workbench.report import (
     curves,
     dynamics_section,
     findings,
-    layer_section,
     picture_section,
     run_record,
     sweep_sections,
@@ -124,7 +123,7 @@ def write(run: Path) -> Path:
         fleet=sweep_sections.read_fleet(run),
         benchmarks=task_sections.benchmark_table(run),
         win_rates=task_sections.win_rates(run),
-        layers=layer_section.layers(this),
+        layers=dynamics_section.layers(this),
         dynamics=dynamics_section.observed(this),
         facts=[("Model", _model_facts(this)), ("Run", facts)],
         data=[

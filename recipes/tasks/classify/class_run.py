@@ -19,7 +19,7 @@ from typing_extensions import Self
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.config.model_heads import ModelHead
-from workbench.config.sections.select_config import SelectConfig
+from workbench.config.sections.sampling_config import SelectConfig
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.labelled import labelled_data

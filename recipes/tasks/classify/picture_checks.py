@@ -70,20 +70,18 @@ class PictureFindings:
             yield f"{name}, {_size(picture.shape)}", picture
         inputs = self.rows.inputs
         assert isinstance(inputs, PictureRows)
-        yield from self._augmented(inputs, row)
+        if inputs.augmenter is not None:
+            last = max(EPOCHS, round(inputs.augmenter.epochs)) - 1
+            for epoch in np.linspace(0, last, EPOCHS).round().astype(int).tolist():
+                grown = inputs.rewritten(epoch=epoch, progress=epoch / last)
+                picture, other, share = grown.augmented(row, epoch=epoch)
+                mix = {row: share, other: 1 - share} if share < 0.995 else {}
+                parts = [
+                    f"{in_words(self.rows.labels[each])} ({part:.0%})" for each, part in mix.items() if part >= 0.005
+                ]
+                yield f"epoch {epoch + 1}{': ' * bool(parts)}{' + '.join(parts)}", picture
         for view in self.views:
             yield f"view: {view.name}", view.picture(inputs.picture(row), row)
-
-    def _augmented(self, inputs: PictureRows, row: int) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        if inputs.augmenter is None:
-            return
-        last = max(EPOCHS, round(inputs.augmenter.epochs)) - 1
-        for epoch in np.linspace(0, last, EPOCHS).round().astype(int).tolist():
-            grown = inputs.rewritten(epoch=epoch, progress=epoch / last)
-            picture, other, share = grown.augmented(row, epoch=epoch)
-            mix = {row: share, other: 1 - share} if share < 0.995 else {}
-            parts = [f"{in_words(self.rows.labels[each])} ({part:.0%})" for each, part in mix.items() if part >= 0.005]
-            yield f"epoch {epoch + 1}{': ' * bool(parts)}{' + '.join(parts)}", picture
 
 
 def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Labels) -> PictureFindings | None:

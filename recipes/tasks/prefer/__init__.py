@@ -26,10 +26,6 @@ def _check(config: RunSections) -> Iterator[str]:
     for key, given in unread.items():
         if given:
             yield f"{key} is for rows of one answer, and recipe=prefer compares two. Leave {key} out."
-    yield from _of_training(config)
-
-
-def _of_training(config: RunSections) -> Iterator[str]:
     regularise = config.regularise
     for key in ("neftune", "stochastic_depth", "r_drop", "label_smoothing", "z_loss"):
         if getattr(regularise, key):

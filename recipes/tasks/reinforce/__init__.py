@@ -41,26 +41,6 @@ def _check(config: RunSections) -> Iterator[str]:
             "model.new_tokens are never drawn before they were learnt. Teach them with recipe=sft, merge that run, and "
             "write its folder as model.id."
         )
-    yield from _of_training(config)
-    if config.reinforce.start is not None and config.adapter.method == "full":
-        yield (
-            "reinforce.start goes on from an adapter, and adapter.method=full has none. "
-            "Write model.id=RUN/adapter, the folder of what that run saved."
-        )
-    if config.reinforce.warm_up is not None and config.budget.timed:
-        yield (
-            "reinforce.warm_up trains before the clock of budget plans, so that budget.time, energy and money cannot "
-            "end the run. Write train.steps or budget.tokens."
-        )
-    if config.reinforce.refers and config.adapter.method == "full":
-        yield (
-            "reinforce.beta compares with the model that training starts from, which is the backbone without its "
-            "adapter, and adapter.method=full trains the backbone itself. Write reinforce.beta=0, or "
-            "adapter.method=lora."
-        )
-
-
-def _of_training(config: RunSections) -> Iterator[str]:
     for key in ("neftune", "stochastic_depth", "r_drop", "label_smoothing", "z_loss"):
         if getattr(config.regularise, key):
             yield (
@@ -91,6 +71,22 @@ def _of_training(config: RunSections) -> Iterator[str]:
         yield (
             "evaluate.max_new_tokens is for answers with a reference, and those of recipe=reinforce are as long as in "
             "training. Write reinforce.max_new_tokens."
+        )
+    if config.reinforce.start is not None and config.adapter.method == "full":
+        yield (
+            "reinforce.start goes on from an adapter, and adapter.method=full has none. "
+            "Write model.id=RUN/adapter, the folder of what that run saved."
+        )
+    if config.reinforce.warm_up is not None and config.budget.timed:
+        yield (
+            "reinforce.warm_up trains before the clock of budget plans, so that budget.time, energy and money cannot "
+            "end the run. Write train.steps or budget.tokens."
+        )
+    if config.reinforce.refers and config.adapter.method == "full":
+        yield (
+            "reinforce.beta compares with the model that training starts from, which is the backbone without its "
+            "adapter, and adapter.method=full trains the backbone itself. Write reinforce.beta=0, or "
+            "adapter.method=lora."
         )
 
 

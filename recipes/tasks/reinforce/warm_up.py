@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from workbench.adapters import Full
 from workbench.config import DataConfig, RunConfig
 from workbench.config.sections.basic_sections import EvaluateConfig, SaveConfig, TrainConfig
@@ -40,35 +38,24 @@ def warmed_up(config: RunConfig, run: Run, callback: Callback) -> RunConfig:
     own = run.own(FOLDER)
     saved = own.path / "adapter"
     if not saved.exists():
-        taught = _taught(config)
+        assert section.warm_up is not None
+        rows = {"train": section.warm_up, "held_out": HELD_OUT, "max_tokens": config.data.max_tokens}
+        rate = section.warm_up_rate or config.train.learning_rate
+        train = {**config.train.model_dump(), "steps": section.warm_up_steps, "epochs": None, "learning_rate": rate}
+        taught = config.model_copy(
+            update={
+                "recipe": "sft",
+                "reinforce": ReinforceConfig(),
+                "rewards": (),
+                "data": DataConfig.model_validate(rows),
+                "train": TrainConfig.model_validate(train),
+                "evaluate": EvaluateConfig(every=None, answers=0),
+                "save": SaveConfig(every=None),
+            }
+        )
         callback.say(f"Warm-up: {section.warm_up_steps} steps of recipe sft on {section.warm_up} ...")
         tokenizer, template, data = text_run.prepare(taught, own)
         text_run.TextRun(taught, own, callback, tokenizer, template, data).train()
-    return _from(config, saved)
-
-
-def _taught(config: RunConfig) -> RunConfig:
-    """The warm-up as a run of recipe sft."""
-    section = config.reinforce
-    assert section.warm_up is not None
-    rows = {"train": section.warm_up, "held_out": HELD_OUT, "max_tokens": config.data.max_tokens}
-    rate = section.warm_up_rate or config.train.learning_rate
-    train = {**config.train.model_dump(), "steps": section.warm_up_steps, "epochs": None, "learning_rate": rate}
-    return config.model_copy(
-        update={
-            "recipe": "sft",
-            "reinforce": ReinforceConfig(),
-            "rewards": (),
-            "data": DataConfig.model_validate(rows),
-            "train": TrainConfig.model_validate(train),
-            "evaluate": EvaluateConfig(every=None, answers=0),
-            "save": SaveConfig(every=None),
-        }
-    )
-
-
-def _from(config: RunConfig, saved: Path) -> RunConfig:
-    """The run, started from a saved adapter, or from a whole model."""
     if isinstance(config.adapter, Full):
         model = config.model.model_copy(update={"id": str(saved.resolve()), "revision": None})
         return config.model_copy(update={"model": model})

@@ -29,10 +29,6 @@ def _check(config: RunSections) -> Iterator[str]:
         if getattr(config.regularise, key):
             yield f"regularise.{key} is for losses of tokens and classes, not for recipe=reward. Leave it out."
 
-    yield from _of_kind(config)
-
-
-def _of_kind(config: RunSections) -> Iterator[str]:
     reward, fields = config.reward, type(config.reward).model_fields
     keys, other = (("centre",), "outcome") if reward.kind == "process" else (("separator", "aggregate"), "process")
     for key in keys:

@@ -155,7 +155,12 @@ def of_regularise(config: RunSections) -> Iterator[str]:
                 "began. Leave one of them out."
             )
     if section.r_drop:
-        yield from _of_two_passes(config)
+        by_row = config.adapter.noise > 0 and config.adapter.method != "boft"  # whose rows share one rotation
+        if not (by_row or config.model.dropout or section.noisy):
+            yield (
+                "regularise.r_drop compares two passes over a row with different dropout, and nothing is dropped, so "
+                "that they are the same. Write adapter.dropout=0.1 (of lora, say), or model.dropout=true."
+            )
 
 
 def regularise_with_a_teacher(config: RunSections) -> Iterator[tuple[str, str]]:
@@ -166,14 +171,3 @@ def regularise_with_a_teacher(config: RunSections) -> Iterator[tuple[str, str]]:
                 f"regularise.{key}",
                 "the loss of a distillation compares with a teacher. Leave it out; distill.alpha weighs both.",
             )
-
-
-def _of_two_passes(config: RunSections) -> Iterator[str]:
-    """Where two passes over a row are the same."""
-    section = config.regularise
-    by_row = config.adapter.noise > 0 and config.adapter.method != "boft"  # whose rows share one rotation
-    if not (by_row or config.model.dropout or section.noisy):
-        yield (
-            "regularise.r_drop compares two passes over a row with different dropout, and nothing is dropped, so that "
-            "they are the same. Write adapter.dropout=0.1 (of lora, say), or model.dropout=true."
-        )

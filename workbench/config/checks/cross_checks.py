@@ -153,37 +153,32 @@ def _of_freezing(config: RunSections) -> Iterator[str]:
             "Leave one of them out."
         )
     if freeze.cache in ("memory", "disk"):
-        yield from _of_kept_outputs(config)
-
-
-def _of_kept_outputs(config: RunSections) -> Iterator[str]:
-    """Where outputs of frozen blocks are to be kept, and there are none, or they never come again."""
-    freeze = config.freeze
-    if freeze.policy == "none" and not config.adapter.facts.no_freezing:
-        yield (
-            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy=none freezes none. "
-            "Write freeze.policy=static, or leave freeze.cache out."
-        )
-    if config.model.dropout:
-        yield (
-            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and with model.dropout they give something "
-            "else each time. Write model.dropout=false, or freeze.cache=off."
-        )
-    if not freeze.fixed and config.adapter.noise:
-        yield (
-            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
-            "adapters with adapter.dropout among them. Write adapter.dropout=0, or freeze.cache=off."
-        )
-    if not freeze.fixed and config.adapter.facts.draws:
-        yield (
-            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
-            f"adapters of adapter.method={config.adapter.method}, which draw numbers each time. Write freeze.cache=off."
-        )
-    if config.task.uncached:
-        yield (
-            f"freeze.cache={freeze.cache} keeps what frozen blocks give for single rows, and recipe={config.recipe} "
-            f"{config.task.uncached}. Write freeze.cache=off."
-        )
+        if freeze.policy == "none" and not config.adapter.facts.no_freezing:
+            yield (
+                f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy=none freezes none. "
+                "Write freeze.policy=static, or leave freeze.cache out."
+            )
+        if config.model.dropout:
+            yield (
+                f"freeze.cache={freeze.cache} keeps what frozen blocks give, and with model.dropout they give "
+                "something else each time. Write model.dropout=false, or freeze.cache=off."
+            )
+        if not freeze.fixed and config.adapter.noise:
+            yield (
+                f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
+                "adapters with adapter.dropout among them. Write adapter.dropout=0, or freeze.cache=off."
+            )
+        if not freeze.fixed and config.adapter.facts.draws:
+            yield (
+                f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
+                f"adapters of adapter.method={config.adapter.method}, which draw numbers each time. Write "
+                "freeze.cache=off."
+            )
+        if config.task.uncached:
+            yield (
+                f"freeze.cache={freeze.cache} keeps what frozen blocks give for single rows, and "
+                f"recipe={config.recipe} {config.task.uncached}. Write freeze.cache=off."
+            )
 
 
 def _of_sources(config: RunSections) -> Iterator[str]:

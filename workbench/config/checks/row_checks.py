@@ -31,33 +31,27 @@ def of_curriculum(config: RunSections) -> Iterator[str]:
             "Leave one of them out; classes.weights=balanced goes with a curriculum."
         )
     if config.data.curriculum.measured:
-        yield from _of_asking_backbones(config)
+        if by not in config.task.difficulties or config.over is not None:
+            able = next(task for task in task_facts.TASKS.values() if by in task.difficulties)
+            others = [*(() if config.over else config.task.difficulties), "length", "column"]
+            yield (
+                f"data.curriculum.by={by} {able.difficulties[by]}, which is for recipe={able.name}, not for "
+                f"recipe={config.recipe}. Write data.curriculum.by={', '.join(others)} or function."
+            )
+        if by == "loss" and config.classes.kind != "one":
+            yield (
+                "data.curriculum.by=loss asks a linear probe for one class a row, and "
+                f"classes.kind={config.classes.kind} has none. Write data.curriculum.by=column, function or self_paced."
+            )
+        if config.distributed.sharded:
+            yield (
+                f"data.curriculum.by={by} asks the whole backbone on each device, and distributed cuts it. "
+                f"Write distributed.zero=0, or data.curriculum.by=length."
+            )
     if by == "self_paced" and config.optimizer.noise_scale is not None:
         yield (
             "optimizer.noise_scale measures rows that are drawn evenly. Leave it out, or write "
             "data.curriculum.by=length."
-        )
-
-
-def _of_asking_backbones(config: RunSections) -> Iterator[str]:
-    """Where no backbone can say before the training how hard a row is."""
-    by = config.data.curriculum.by
-    if by not in config.task.difficulties or config.over is not None:
-        able = next(task for task in task_facts.TASKS.values() if by in task.difficulties)
-        others = [*(() if config.over else config.task.difficulties), "length", "column"]
-        yield (
-            f"data.curriculum.by={by} {able.difficulties[by]}, which is for recipe={able.name}, not for "
-            f"recipe={config.recipe}. Write data.curriculum.by={', '.join(others)} or function."
-        )
-    if by == "loss" and config.classes.kind != "one":
-        yield (
-            f"data.curriculum.by=loss asks a linear probe for one class a row, and classes.kind={config.classes.kind} "
-            "has none. Write data.curriculum.by=column, function or self_paced."
-        )
-    if config.distributed.sharded:
-        yield (
-            f"data.curriculum.by={by} asks the whole backbone on each device, and distributed cuts it. "
-            f"Write distributed.zero=0, or data.curriculum.by=length."
         )
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.config.expansions import member_keys, member_runs, sweep_expansion
+from workbench.config.expansions import member_runs, sweep_expansion
 from workbench.config.expansions.member_runs import Run, Trial
 from workbench.config.sections.run_sections import RunSections
 from workbench.config.sections.search_config import Range
@@ -105,7 +105,7 @@ def _refusal(config: RunSections, key: str) -> str | None:
         return "a search would choose the luckiest seed. Write recipe=sweep to see what seeds make."
     if key == "evaluate.patience":
         return "halving ends members that do worse. Leave it out."
-    return member_keys.refusal(config, key, recipe="search", over=config.search.space)
+    return member_runs.refusal(config, key, recipe="search", over=config.search.space)
 
 
 _TWICE = "duplicate value. Write each once."

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.config import task_facts
 from workbench.config.checks import row_checks
-from workbench.config.expansions import distill_expansion, member_keys, member_runs
+from workbench.config.expansions import distill_expansion, member_runs
 from workbench.config.expansions.member_runs import Run, Trial
 from workbench.config.sections.run_sections import RunSections
 
@@ -88,7 +88,7 @@ def _of_time(config: RunSections) -> Iterator[tuple[str, str]]:
 def _misfits(config: RunSections) -> list[tuple[str, str]]:
     """Mistakes that are known before any member is looked at."""
     over = config.sweep.over
-    refused = {key: member_keys.refusal(config, key, recipe="sweep", over=over) for key in over}
+    refused = {key: member_runs.refusal(config, key, recipe="sweep", over=over) for key in over}
     mistakes = [(f"sweep.over.{key}", why) for key, why in refused.items() if why]
     if math.prod(map(len, over.values())) < 2:
         mistakes.append(("sweep.over", "needs two members or more, such as {train.learning_rate: [1.0e-4, 1.0e-3]}."))

@@ -1,4 +1,4 @@
-"""Section `rewards`: how good an answer is, by functions, verifiers and reward models, each kind a class; and `reward`."""
+"""Section `rewards`: how good an answer is, by functions, verifiers and reward models (a class each); and `reward`."""
 
 from __future__ import annotations
 
