@@ -16,7 +16,7 @@ import numpy as np
 from workbench.config import RunConfig
 from workbench.config.checks import row_checks
 from workbench.config.expansions.member_runs import Trial
-from workbench.config.sections.sweep_config import shown
+from workbench.config.sections.search_config import shown
 from workbench.config.task_facts import names
 from workbench.errors import ConfigError, TrainingError
 from workbench.recipes.over import sweep, sweep_tasks

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,11 +26,11 @@ from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError, FileError
 from workbench.evaluation import rewards
 from workbench.evaluation.generation import AnswerSampler
+from workbench.evaluation.rewards import SPREAD
 from workbench.models import backbones, exported
 from workbench.models.exported import ExportedModel
 from workbench.recipes.tasks.sft.task import question_ids
-from workbench.recipes.verbs import evaluate, generate, sample_rows
-from workbench.recipes.verbs.sample_rows import AnswerGroup, ScoredAnswer
+from workbench.recipes.verbs import evaluate, generate
 from workbench.runs import files, provenance
 
 
@@ -111,7 +111,7 @@ class SampleSettings:
     """Settings of `sample`."""
 
     to: str = "best"
-    """Kind of rows; see `sample_rows.rows`."""
+    """Kind of rows; see `rows`."""
     n: int = 8
     """Answers to a prompt."""
     temperature: float = 1.0
@@ -162,8 +162,8 @@ def sample(
         raise ConfigError(f"--out {out}: rows are written as .jsonl. Give the file that ending.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
-    if settings.to not in sample_rows.TO:
-        raise ConfigError(f"--to {settings.to}: expected one of {', '.join(sample_rows.TO)}.")
+    if settings.to not in TO:
+        raise ConfigError(f"--to {settings.to}: expected one of {', '.join(TO)}.")
     if settings.to == "pairs" and settings.n < 2:
         raise ConfigError("--to pairs compares answers to a prompt, and --n 1 gives one. Write --n 2 or more.")
     if settings.to == "accepted" and settings.least is None:
@@ -194,7 +194,7 @@ def sample(
     )
     _write_answers(run, exported.load(run, config), [question for question, _ in questions], settings, progress)
     groups = _score(sources, questions, progress)
-    output_rows = sample_rows.rows(groups, settings.to, least=settings.least, margin=settings.margin)
+    output_rows = rows_to_write(groups, settings.to, least=settings.least, margin=settings.margin)
     if not output_rows:
         raise ConfigError(_nothing(groups, settings))
     files.write_bytes(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in output_rows).encode())
@@ -278,7 +278,7 @@ def _nothing(groups: Sequence[AnswerGroup], settings: SampleSettings) -> str:
 
 def _facts(groups: Sequence[AnswerGroup], written: int, skipped: Sequence[str]) -> SampledRows:
     answers = [each for group in groups for each in group.answers]
-    top = [each for each in map(lambda group: sample_rows.best(group.answers), groups) if each is not None]
+    top = [each for each in map(lambda group: best(group.answers), groups) if each is not None]
     texts, values = [each.text for each in answers], [each.reward for each in answers]
     signals = generated_answers.answer_lengths(texts)
     signals |= {
@@ -296,3 +296,102 @@ def _facts(groups: Sequence[AnswerGroup], written: int, skipped: Sequence[str]) 
         signals=signals,
         left_out=skipped,
     )
+
+
+Row = dict[str, Any]
+
+
+class ScoredAnswer(NamedTuple):
+    """An answer with its reward."""
+
+    text: str
+    finished: bool
+    """Whether it ended by itself, and not because it was as long as answers may be."""
+    reward: float
+    parts: dict[str, float]
+    """Its rewards by name, and how far reward models disagree on it, where there are several."""
+
+
+class AnswerGroup(NamedTuple):
+    """The answers to a prompt."""
+
+    question: Example
+    answers: Sequence[ScoredAnswer]
+
+
+def rows_to_write(groups: Sequence[AnswerGroup], to: str, *, least: float | None, margin: float) -> list[Row]:
+    """Rows as recipes sft and prefer read them, in the order of the prompts.
+
+    Args:
+        to: best, accepted, pairs or all. Answers that did not end by themselves are left out of all but `all`: a row
+            would teach to end where they were cut.
+        least: The lowest reward of an answer that is kept; None for every one. In pairs it is for the chosen one.
+        margin: By how much the rewards of a pair differ at least; equal ones are never a pair.
+    """
+    lowest = float("-inf") if least is None else least
+    make = _MAKERS[to]
+    return [row for group in groups for row in make(group, lowest, margin)]
+
+
+def best(answers: Sequence[ScoredAnswer]) -> ScoredAnswer | None:
+    """The finished answer with the highest reward, of equal ones the first."""
+    return max((each for each in answers if each.finished and each.text), key=lambda each: each.reward, default=None)
+
+
+def _best(group: AnswerGroup, least: float, _: float) -> Iterator[Row]:
+    top_answer = best(group.answers)
+    if top_answer is not None and top_answer.reward >= least:
+        yield _answered(group.question, top_answer)
+
+
+def _accepted(group: AnswerGroup, least: float, _: float) -> Iterator[Row]:
+    known: set[str] = set()
+    for each in group.answers:
+        if each.finished and each.text and each.reward >= least and each.text not in known:
+            known.add(each.text)
+            yield _answered(group.question, each)
+
+
+def _pairs(group: AnswerGroup, least: float, margin: float) -> Iterator[Row]:
+    better = best(group.answers)
+    worse = min(
+        (each for each in group.answers if each.finished and each.text), key=lambda each: each.reward, default=None
+    )
+    if better is None or worse is None or better.reward < least or not better.reward - worse.reward > 0:
+        return
+    if better.reward - worse.reward >= margin:
+        row = {"chosen": better.text, "rejected": worse.text, "margin": better.reward - worse.reward}
+        yield _prompt(group.question) | row
+
+
+def _all(group: AnswerGroup, least: float, _: float) -> Iterator[Row]:
+    for number, each in enumerate(group.answers):
+        if each.reward >= least:
+            named = {name: value for name, value in each.parts.items() if name != SPREAD}
+            parts: Row = {"rewards": named} if len(named) > 1 else {}
+            parts |= {SPREAD: each.parts[SPREAD]} if SPREAD in each.parts else {}
+            facts = {"place": group.question.place, "answer_number": number, "finished": each.finished, **parts}
+            yield _answered(group.question, each) | facts
+
+
+_MAKERS: dict[str, Callable[[AnswerGroup, float, float], Iterator[Row]]] = {
+    "best": _best,
+    "accepted": _accepted,
+    "pairs": _pairs,
+    "all": _all,
+}
+TO = tuple(_MAKERS)
+"""Kinds of rows."""
+
+
+def _prompt(question: Example) -> Row:
+    if not question.messages:
+        return {"prompt": question.whole_text}
+    return {"messages": list(question.messages), **({"tools": list(question.tools)} if question.tools else {})}
+
+
+def _answered(question: Example, answer: ScoredAnswer) -> Row:
+    if not question.messages:
+        return _prompt(question) | {"completion": answer.text, "reward": answer.reward}
+    turns = [*question.messages, {"role": "assistant", "content": answer.text}]
+    return _prompt(question) | {"messages": turns, "reward": answer.reward}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from workbench.config import RunConfig
 from workbench.config.foreign import axolotl, llamafactory
-from workbench.config.foreign.translation import Translation
+from workbench.config.foreign.shared_settings import Translation
 from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.errors import ConfigError
 from workbench.recipes import editor_line

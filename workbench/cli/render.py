@@ -25,7 +25,7 @@ from workbench.errors import ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from workbench.config.foreign.translation import Translation
+    from workbench.config.foreign.shared_settings import Translation
     from workbench.config.reference import NamedChoice, SettingReference
     from workbench.models.model_sizes import SizeTable
     from workbench.planning.plan import Plan

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import pandas as pd
 
-from workbench.config.sections.sweep_config import flat
+from workbench.config.sections.search_config import flat
 from workbench.evaluation import comparison, held_out_losses
 from workbench.report import (
     class_section,

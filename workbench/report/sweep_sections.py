@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.config.sections.sweep_config import shown
+from workbench.config.sections.search_config import shown
 from workbench.report.plots import STEP, Axis, Floats, Plot, Series, Style, draw, floats
 from workbench.report.run_record import RunRecord
 from workbench.runs import files, units

@@ -24,7 +24,7 @@ from workbench.errors import ResumeError, TrainingError
 from workbench.runs import metrics_log
 from workbench.runs.deadline import Deadline
 from workbench.runs.run_directory import Run
-from workbench.training import checkpoints, early_stopping
+from workbench.training import best_checkpoint, checkpoints, early_stopping
 from workbench.training.checkpoints import Progress
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
@@ -321,7 +321,7 @@ class AdapterTrainer:
         """Inside the block the parameters hold the values to ship: of the best or the last step, or their average."""
         with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
             task = self.task
-            values, sentence = checkpoints.shipped(task.run, task.config, self.progress, self._average)
+            values, sentence = best_checkpoint.shipped(task.run, task.config, self.progress, self._average)
             if values is not None:
                 self._optimizer_step.load(values)
             if sentence is not None:
@@ -406,4 +406,4 @@ class AdapterTrainer:
         if self.progress.best_step == step:
             with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
                 values = average.values() if average is not None and averaged else self._optimizer_step.values()
-                checkpoints.write_best(self.task.run, values, self.progress)
+                best_checkpoint.write(self.task.run, values, self.progress)

@@ -14,11 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from workbench.adapters.method import TrainHook
-from workbench.config import TrainingSections
 from workbench.errors import ResumeError, out_of_memory
 from workbench.runs import files
-from workbench.runs.run_directory import Run
-from workbench.training.optim.weight_averaging import WeightAverage
 
 
 @dataclass(frozen=True)
@@ -132,29 +129,3 @@ def _name(step: int) -> str:
 
 def _steps(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"))
-
-
-def write_best(run: Run, values: Mapping[str, Tensor], progress: Progress) -> None:
-    """Replace the best checkpoint of a run; the first process writes it."""
-    if run.ranks.first:
-        write(run.best, {"trainable": values}, progress)
-
-
-def shipped(
-    run: Run, config: TrainingSections, progress: Progress, average: WeightAverage | None
-) -> tuple[Mapping[str, Tensor] | None, str | None]:
-    """The values that a run ships, None for those of its last step; and a sentence on these, None without a choice.
-
-    Args:
-        average: Average of the values along the run, if it has one.
-    """
-    if config.save.ship == "best":
-        run.ranks.wait()  # until it is written
-        which = "the average at step" if progress.best_averaged else "step"
-        sentence = f"Shipping {which} {progress.best_step}, which has the lowest held-out loss."
-        return read_tensors(run.best, "trainable"), sentence
-    if average is None:
-        return None, None
-    if progress.averaged:
-        return average.values(), "Shipping the average: its held-out loss is lower than that of the last step's values."
-    return None, "Shipping the values of the last step: their held-out loss is not above that of their average."

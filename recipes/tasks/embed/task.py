@@ -32,7 +32,7 @@ from workbench.models.backbones import Loader
 from workbench.models.embedder import Embedder
 from workbench.recipes.inspection import left_out
 from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, ScoringOptions, Task
-from workbench.recipes.tasks.embed import embed_run, negative_mining
+from workbench.recipes.tasks.embed import embed_run
 from workbench.recipes.tasks.embed.embed_run import EmbedRun, prepare
 from workbench.runs import provenance, units
 from workbench.runs.run_directory import Run
@@ -198,7 +198,7 @@ class EmbedTask(Task):
         provenance.note_data(run, data.facts())
         pairs = EmbedRun(config, run, callback, tokenizer, data, loader=loader)
         if config.embed.mine:
-            pairs = replace(pairs, data=data._replace(train=negative_mining.with_negatives(pairs)))
+            pairs = replace(pairs, data=data._replace(train=embed_run.with_negatives(pairs)))
         return pairs
 
     def inspect(self, config: RunConfig) -> EmbedInspection:
@@ -259,7 +259,7 @@ class EmbedTask(Task):
 
     def dry(self, config: RunConfig, run: Run) -> DryTask:
         tokenizer, data, _ = embed_run.prepare(config)
-        mined = negative_mining.by_chance(data.train, config.embed.mine)
+        mined = embed_run.by_chance(data.train, config.embed.mine)
         data = data._replace(train=data.train.with_negatives(mined))
         texts = data.held_out.units
         longest = next(micro_batches(np.arange(len(texts.texts)), texts.lengths, tokens=capacity.FORWARD_TOKENS))

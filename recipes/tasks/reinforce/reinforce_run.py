@@ -16,7 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
-from workbench.config import RunConfig, model_heads
+from workbench.adapters import Full
+from workbench.config import DataConfig, RunConfig, model_heads
+from workbench.config.sections.basic_sections import EvaluateConfig, SaveConfig, TrainConfig
+from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices, MicroBatch, evenly_spaced
 from workbench.data.held_out_split import Splits
@@ -35,11 +38,14 @@ from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.recipes.single import start_adapter
 from workbench.recipes.single.single_run import Scored
-from workbench.recipes.tasks.reinforce import rollout_server, warm_up
+from workbench.recipes.tasks.reinforce import rollout_server
+from workbench.recipes.tasks.sft import text_run
 from workbench.recipes.tasks.sft.text_run import StartedRun, read_template
 from workbench.runs import files, units
 from workbench.runs.openai_client import OpenAIClient
+from workbench.runs.run_directory import Run
 from workbench.training import preference_objective, preflight
+from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
 from workbench.training.reinforcement import objective
 from workbench.training.reinforcement.objective import ReinforceObjective
@@ -68,7 +74,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     splits = [RolloutRows(split, config.reinforce) for split in data if split is not None]
     modules = preflight.require_backbone(config, splits, model_heads.of(config))
     start_adapter.require(config)
-    warm_up.require(config)
+    require(config)
     return tokenizer, template, data, modules
 
 
@@ -267,3 +273,54 @@ def _with_interval(reward_N: Any) -> dict[str, float]:
     mean = float(reward_N.mean())
     half = 1.96 * float(reward_N.std(ddof=1)) / math.sqrt(len(reward_N)) if len(reward_N) > 1 else 0.0
     return {"reward": mean, "reward_low": mean - half, "reward_high": mean + half}
+
+
+FOLDER = "start"
+"""Folder of the warm-up in a run directory."""
+HELD_OUT = 0.1
+"""Share of its rows that are held out, at the least one."""
+
+
+def require(config: RunConfig) -> None:
+    """Raise ConfigError where training cannot go on from what the warm-up teaches."""
+    method = config.adapter.method
+    if config.reinforce.warm_up is None or isinstance(config.adapter, Full) or method in start_adapter.METHODS:
+        return
+    raise ConfigError(
+        f"reinforce.warm_up: adapter.method={method} changes the backbone itself when it starts, so that training "
+        f"cannot go on from it. Write adapter.method={'|'.join((*start_adapter.METHODS, 'full'))}; or run recipe=sft, "
+        "`workbench merge` it, and write its folder as model.id."
+    )
+
+
+def warmed_up(config: RunConfig, run: Run, callback: Callback) -> RunConfig:
+    """The same run, which starts from what the rows of `reinforce.warm_up` taught; that happens once in a run."""
+    section = config.reinforce
+    if section.warm_up is None:
+        return config
+    own = run.own(FOLDER)
+    saved = own.path / "adapter"
+    if not saved.exists():
+        assert section.warm_up is not None
+        rows = {"train": section.warm_up, "held_out": HELD_OUT, "max_tokens": config.data.max_tokens}
+        rate = section.warm_up_rate or config.train.learning_rate
+        train = {**config.train.model_dump(), "steps": section.warm_up_steps, "epochs": None, "learning_rate": rate}
+        taught = config.model_copy(
+            update={
+                "recipe": "sft",
+                "reinforce": ReinforceConfig(),
+                "rewards": (),
+                "data": DataConfig.model_validate(rows),
+                "train": TrainConfig.model_validate(train),
+                "evaluate": EvaluateConfig(every=None, answers=0),
+                "save": SaveConfig(every=None),
+            }
+        )
+        callback.say(f"Warm-up: {section.warm_up_steps} steps of recipe sft on {section.warm_up} ...")
+        tokenizer, template, data = text_run.prepare(taught, own)
+        text_run.TextRun(taught, own, callback, tokenizer, template, data).train()
+    if isinstance(config.adapter, Full):
+        model = config.model.model_copy(update={"id": str(saved.resolve()), "revision": None})
+        return config.model_copy(update={"model": model})
+    section = config.reinforce.model_copy(update={"start": str(saved.parent)})
+    return config.model_copy(update={"reinforce": section})

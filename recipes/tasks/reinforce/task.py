@@ -26,7 +26,7 @@ from workbench.models import backbones, exported
 from workbench.models.backbones import Loader
 from workbench.recipes.inspection import SHOWN, Inspection
 from workbench.recipes.task import DryTask, RowFile, Scores, ScoringOptions
-from workbench.recipes.tasks.reinforce import reinforce_run, rollout_server, warm_up
+from workbench.recipes.tasks.reinforce import reinforce_run, rollout_server
 from workbench.recipes.tasks.reinforce.reinforce_run import PlannedRollouts, ReinforceRun
 from workbench.recipes.tasks.sft.task import TokenTask, conversations, dry_text, outputs, survey
 from workbench.runs import provenance
@@ -115,7 +115,7 @@ class ReinforceTask(TokenTask):
                 rollout_server.require(server, config, reinforce.tokenizer, reinforce.data.train)
                 callback.say(f"Answers are written by {config.reinforce.rollouts.id} at {server.url}.")
             provenance.note_data(run, reinforce.data.facts())
-            config = warm_up.warmed_up(config, run, callback)
+            config = reinforce_run.warmed_up(config, run, callback)
             reinforce = replace(reinforce, config=config, server=server)
             reinforce.train()
             rollout_server.forget(server, run)

@@ -2,39 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench.config import RunConfig
-from workbench.data import mixture
+from workbench.adapters import anatomy
+from workbench.config import RunConfig, model_heads
+from workbench.config.model_heads import HIDDEN
+from workbench.config.sections.embed_config import EmbedConfig
+from workbench.data import mixture, named_sets
 from workbench.data.batching import evenly_spaced
 from workbench.data.embedding import pair_records, pair_set, rerank_candidates
 from workbench.data.embedding.rerank_candidates import CandidateSet, PairedTexts
+from workbench.data.held_out_split import Splits
 from workbench.evaluation import retrieval_scores, run_embedder
+from workbench.evaluation.forward_passes import ModelResults
+from workbench.evaluation.run_embedder import RunEmbedder
+from workbench.losses.ranking_losses import leading
 from workbench.models import backbones, reranker
-from workbench.models.backbones import Loader
+from workbench.models.backbones import Backbone, Loader
+from workbench.models.embedder import Embedder
 from workbench.models.reranker import Reranker
 from workbench.recipes.inspection import left_out
+from workbench.recipes.single.single_run import Scored, SingleRun
 from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, ScoringOptions, Task, largest_numbers
 from workbench.recipes.tasks.classify.task import Gap, NumberReference, save_merged
-from workbench.recipes.tasks.embed import negative_mining
+from workbench.recipes.tasks.embed import embed_run
+from workbench.recipes.tasks.embed.embed_run import Mined
 from workbench.recipes.tasks.embed.task import SHOWN, EmbedInspection, survey
-from workbench.recipes.tasks.rerank import rerank_run
-from workbench.recipes.tasks.rerank.rerank_run import RerankRun
-from workbench.runs import provenance, units
+from workbench.runs import files, provenance, units
 from workbench.runs.run_directory import Run
+from workbench.training import preflight
 from workbench.training.callbacks import Callback, Silent
 from workbench.training.optim.schedules import total_steps
+from workbench.training.signal import TrainingSignal
 
 if TYPE_CHECKING:
     from workbench.data.text.quality.survey import SourceRows
+
+
+Scores = dict[str, Any]
+
+
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, Splits[CandidateSet], list[str]]:
+    """Tokenizer, data and the names of the modules that get an adapter; refuses what would fail or teach nothing."""
+    reranker.require_known_form(config)
+    tokenizer = reranker.tokenizer_of(config)
+    run_embedder.of(config, "rerank")
+    data = rerank_candidates.load(config, tokenizer)
+    train = mixture.mixed(data.train, config)
+    mixture.require_passes(train, config, total_steps(config, len(train)))
+    splits = list(data.named().values())
+    return tokenizer, data, preflight.require_backbone(config, splits, model_heads.of(config))
+
+
+def mined(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, train: CandidateSet, near: RunEmbedder | None
+) -> Mined:
+    """Passages that are near by the embeddings of a run, or by means of what the backbone makes of texts."""
+    pairs, section = train.pairs, config.rerank
+    if near is None:
+        backbone = backbones.load(config.model, tokenizer, task=HIDDEN).model
+        bare = Embedder(backbone, backbone, tokenizer, EmbedConfig())
+        units = pair_set.units(pairs.units.texts, tokenizer, max_tokens=config.data.max_tokens)
+        embedded_UD = leading(retrieval_scores.embed_texts(bare, units), bare.width, normalise=True)
+    else:
+        queries, texts = set(pairs.anchor_N.tolist()), pairs.units.texts
+        prefixes = [section.query_prefix if unit in queries else section.passage_prefix for unit in range(len(texts))]
+        own = [text[len(prefix) :] for text, prefix in zip(texts, prefixes, strict=True)]
+        sides_2UD = np.stack([near.embed(own, passages=passages) for passages in (False, True)])
+        side_U = np.asarray([int(unit not in queries) for unit in range(len(texts))])
+        embedded_UD = nn.functional.normalize(torch.from_numpy(sides_2UD[side_U, np.arange(len(texts))]), dim=1)
+    return embed_run.mined(pairs, embedded_UD, count=section.mine, below=section.mine_below)
+
+
+@dataclass(frozen=True)
+class RerankRun(SingleRun[Reranker, CandidateSet]):
+    """A run that learns which passages belong to a query."""
+
+    tokenizer: PreTrainedTokenizerBase
+    data: Splits[CandidateSet]
+
+    @property
+    def rows(self) -> Mapping[str, CandidateSet]:
+        return self.data.named()
+
+    @property
+    def splits(self) -> Any:
+        return self.data
+
+    @property
+    def vocabulary(self) -> PreTrainedTokenizerBase:
+        return self.tokenizer
+
+    def untrained(self, backbone: Backbone) -> Reranker:
+        return self.assemble(backbone.model, backbone)
+
+    def assemble(self, model: nn.Module, backbone: Backbone) -> Reranker:
+        return reranker.make(model, backbone.model, self.tokenizer, self.config)
+
+    def supervise(self, live: Reranker, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        return TrainingSignal(mixture.mixed(self.data.train, self.config), live.loss(self.data.train))
+
+    def width(self, live: Reranker) -> int:
+        return anatomy.hidden_size(live.classifier.backbone.config)
+
+    def held_out_loss(self, live: Reranker) -> tuple[float, Mapping[str, float]]:
+        loss_values = retrieval_scores.rerank_losses(live, self.data.held_out)
+        return loss_values["loss"], named_sets.held_out_losses(loss_values)
+
+    def save(self, live: Reranker, folder: Path, *, adapter: Callable[[Path], None] | None = None) -> None:
+        assert adapter is None, "passages of other rows are sampled for one adapter"
+        reranker.save(live, folder)
+
+    def load(self) -> Reranker:
+        return reranker.load(self.run.home, self.config, waiting=self.placement.waiting)
+
+    def score(self, model: Reranker, rows: CandidateSet, scoring: ModelResults | None = None) -> Scored:
+        with self.scoring_time(rows):
+            ranked = retrieval_scores.score_reranker(
+                model, rows, candidates=self.config.rerank.candidates, scoring=scoring
+            )
+        return Scored(ranked.scores, ranked.table)
+
+    def write_predictions(self, model: Reranker, outputs: pd.DataFrame, before: Mapping[str, Any]) -> None:
+        files.write_bytes(self.run.path / "predictions.parquet", outputs.to_parquet())
 
 
 IDENTITY = "torch.nn.modules.linear.Identity"
@@ -94,19 +193,17 @@ class RerankTask(Task):
 
     def begin(self, config: RunConfig, run: Run, callback: Callback, *, loader: Loader = backbones.load) -> RerankRun:
         # Data first: it is the cheapest thing to get wrong, and needs no weights.
-        tokenizer, data, _ = rerank_run.prepare(config)
+        tokenizer, data, _ = prepare(config)
         provenance.note_data(run, data.facts())
         if config.rerank.mine:
             near, pairs = run_embedder.of(config, "rerank"), data.train.pairs
             by = "the backbone" if near is None else str(near.run)
-            more = negative_mining.kept(
-                run, callback, pairs, lambda: rerank_run.mined(config, tokenizer, data.train, near), by=by
-            )
+            more = embed_run.kept(run, callback, pairs, lambda: mined(config, tokenizer, data.train, near), by=by)
             data = data._replace(train=replace(data.train, pairs=more))
         return RerankRun(config, run, callback, tokenizer, data, loader=loader)
 
     def inspect(self, config: RunConfig) -> EmbedInspection:
-        _, data, targets = rerank_run.prepare(config)
+        _, data, targets = prepare(config)
         train, drawn = data.train, mixture.mixed(data.train, config)
         steps = total_steps(config, len(drawn))
         shown = evenly_spaced(len(train), SHOWN).tolist()
@@ -164,7 +261,7 @@ class RerankTask(Task):
         return RankReference(config, unmerged, pairs, retrieval_scores.pair_scores(unmerged, pairs)[:, None])
 
     def dry(self, config: RunConfig, run: Run) -> DryTask:
-        tokenizer, data, _ = rerank_run.prepare(config)
+        tokenizer, data, _ = prepare(config)
         single = RerankRun(config, run, Silent(), tokenizer, data)
         return DryTask(single, largest_numbers(data.held_out.all_pairs, lambda live, batch: live.scores(batch)))
 

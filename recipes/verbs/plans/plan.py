@@ -39,7 +39,7 @@ from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.task import DryTask, implementation
 from workbench.recipes.tasks.sft.task import dry_text
 from workbench.recipes.tasks.sft.text_run import TextRun
-from workbench.recipes.verbs.plans import longest_rows, plan_bank, plan_fleet, plan_parts, plan_stages
+from workbench.recipes.verbs.plans import longest_rows, plan_fleet, plan_parts, plan_stages
 from workbench.recipes.verbs.plans.longest_rows import LongestRow
 from workbench.recipes.verbs.plans.plan_parts import DryRunParts
 from workbench.runs import units
@@ -257,7 +257,7 @@ def _planned_task(config: RunConfig, run: Run) -> DryRunParts:
     """Whatever a run trains."""
     if config.over is None:
         return _single(config, run, implementation(config).dry(config, run))
-    return plan_bank.members(config, run) if config.over.adapters else _student(config, run)
+    return plan_fleet.members(config, run) if config.over.adapters else _student(config, run)
 
 
 def _single(config: RunConfig, run: Run, dry: DryTask, teaching: Teaching | None = None) -> DryRunParts:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from workbench.adapters import METHODS
 from workbench.config.sections.run_sections import RunSections
-from workbench.config.sections.sweep_config import shown
+from workbench.config.sections.search_config import shown
 from workbench.schema import Mistakes, Section, did_you_mean, explain
 
 _ANY = "*"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.config.foreign import shared_settings
-from workbench.config.foreign.translation import Translation
+from workbench.config.foreign.shared_settings import Translation
 
 NO_TASK = {
     "processor_type": "pictures and sound beside text have no equivalent here.",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config.foreign import shared_settings
-from workbench.config.foreign.translation import Translation
+from workbench.config.foreign.shared_settings import Translation
 from workbench.errors import ConfigError
 
 LOSSES = {"sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}

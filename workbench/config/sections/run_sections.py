@@ -43,8 +43,7 @@ from workbench.config.sections.regularise_config import RegulariseConfig
 from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.config.sections.rewards_config import RewardConfig, RewardSource
 from workbench.config.sections.schedule_config import ScheduleConfig
-from workbench.config.sections.search_config import SearchConfig
-from workbench.config.sections.sweep_config import SweepConfig
+from workbench.config.sections.search_config import SearchConfig, SweepConfig
 from workbench.config.sections.tta_config import TtaConfig
 from workbench.config.task_facts import OverFacts, TaskFacts
 from workbench.schema import Section, did_you_mean

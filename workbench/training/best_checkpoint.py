@@ -1,0 +1,39 @@
+"""Best checkpoint: the values with the lowest held-out loss so far, and the values that a run ships (`save.ship`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from workbench.config import TrainingSections
+from workbench.runs.run_directory import Run
+from workbench.training import checkpoints
+from workbench.training.checkpoints import Progress
+from workbench.training.optim.weight_averaging import WeightAverage
+
+
+def write(run: Run, values: Mapping[str, Tensor], progress: Progress) -> None:
+    """Replace the best checkpoint of a run; the first process writes it."""
+    if run.ranks.first:
+        checkpoints.write(run.best, {"trainable": values}, progress)
+
+
+def shipped(
+    run: Run, config: TrainingSections, progress: Progress, average: WeightAverage | None
+) -> tuple[Mapping[str, Tensor] | None, str | None]:
+    """The values that a run ships, None for those of its last step; and a sentence on these, None without a choice.
+
+    Args:
+        average: Average of the values along the run, if it has one.
+    """
+    if config.save.ship == "best":
+        run.ranks.wait()  # until it is written
+        which = "the average at step" if progress.best_averaged else "step"
+        sentence = f"Shipping {which} {progress.best_step}, which has the lowest held-out loss."
+        return checkpoints.read_tensors(run.best, "trainable"), sentence
+    if average is None:
+        return None, None
+    if progress.averaged:
+        return average.values(), "Shipping the average: its held-out loss is lower than that of the last step's values."
+    return None, "Shipping the values of the last step: their held-out loss is not above that of their average."
