@@ -116,7 +116,6 @@ def _looked_at(config: RunConfig) -> AnyInspection:
 
 
 def _scored_sets(inspection: AnyInspection) -> Iterator[str]:
-    """Yield the sizes of evaluation sets that consist of several."""
     splits = inspection.data._asdict()
     for name, title in {"held_out": "Held-out", "test": "Test"}.items():
         if (rows := splits.get(name)) is not None and rows.sources:

@@ -197,7 +197,6 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "au
 
 
 def _sources(config: RunConfig) -> Iterator[RowFile]:
-    """Yield each file that the recipe names."""
     data = config.data
     for name, own in data.training_files.items():
         yield RowFile(_titled("Train", name), own, True)
@@ -211,5 +210,4 @@ def _titled(title: str, name: str) -> str:
 
 
 def _numbered(read: SourceRows, by_place: Mapping[str, float]) -> dict[int, float]:
-    """Perplexities by the numbers of the rows."""
     return {number: by_place[row.place] for number, row in enumerate(read.rows) if row.place in by_place}

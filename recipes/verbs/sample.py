@@ -205,7 +205,6 @@ def sample(
 def _write_answers(
     run: Path, model: ExportedModel, questions: Sequence[Example], settings: SampleSettings, progress: SampleProgress
 ) -> None:
-    """Sample what is not there yet, batch by batch."""
     if model.model.config.is_encoder_decoder:  # type: ignore[union-attr]
         raise ConfigError(f"{run}: sample draws answers of causal backbones, and this is an encoder-decoder.")
     prompts = [question_ids(model, question) for question in questions]
@@ -230,13 +229,11 @@ def _write_answers(
 
 
 def _text(model: ExportedModel, ids: Indices, *, chat: bool) -> tuple[str, bool]:
-    """The text of an answer, and whether it ended by itself."""
     text = str(model.tokenizer.decode(ids, skip_special_tokens=True))
     return text.strip() if chat else text, bool(len(ids)) and int(ids[-1]) in model.stop
 
 
 def _score(sources: Sequence[RewardSource], questions: Questions, progress: SampleProgress) -> list[AnswerGroup]:
-    """The answers to each prompt with their rewards."""
     content = [[source.model_dump(mode="json") for source in sources], rewards.digests(sources)]
     reward, name = rewards.build(sources), hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
     known = progress.rewards(name)

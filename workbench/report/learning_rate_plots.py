@@ -170,7 +170,6 @@ def _unknown(policy: FreezeConfig, span: Span, blocks: int | None) -> str | None
 
 
 def _title(axes: Any, title: str, subtitle: str, colours: dict[str, str]) -> None:
-    """A title, and below it a line of words."""
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=22)
     above = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
     axes.annotate(subtitle, (0, 1), (0, 6), **above, color=colours["soft"], fontsize=9)

@@ -207,7 +207,6 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def _scores(run: RunRecord) -> list[dict[str, str]]:
-    """Rows of the score table, the known scores first."""
     own = class_section.SCORES if run.classifies else task_sections.EMBED_SCORES if run.embeds else None
     own = {**SCORES, **task_sections.PREFERENCE_SCORES} if run.prefers else own
     own = task_sections.reward_scores(run) if run.rewards else own

@@ -227,7 +227,6 @@ def _card(stored: Any, album: _Album, predicted: str = "") -> Card:
 
 
 def _doubtful(card: Card, row: pd.Series) -> Card:
-    """The card with the two likeliest classes."""
     p_C = row[[name for name in row.index if name.startswith("p_")]].astype(float).sort_values(ascending=False)
     several = isinstance(row["label"], (list, tuple, np.ndarray))
     if several:

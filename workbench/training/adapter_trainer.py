@@ -376,7 +376,6 @@ class AdapterTrainer:
         return failed is not None and failed <= step
 
     def _is_due(self, every: int | float | None) -> bool:
-        """Whether a periodic event is due after the last step."""
         return schedules.due(every, step=self.progress.step, before=self._before, after=self.progress.share)
 
     def _end_in_time(self) -> None:

@@ -254,7 +254,6 @@ class BankTrainer:
         return step
 
     def _step(self, live: dict[str, AdapterTrainer], began: Mapping[str, float]) -> None:
-        """One optimizer step of every live member."""
         started, ahead, records = time.monotonic(), self.ahead, {}
         waited = 0.0 if ahead is None else ahead.waited_s
         clipped = (member.clip(member.batch()) for member in live.values())  # after the gradients

@@ -138,7 +138,6 @@ class LayerDrop:
                 master.grad = torch.zeros_like(master)
 
     def _forward(self, number: int, own: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """The forward pass of a block, or its input."""
         factor = self._factors[number] if self._factors is not None and self._able[number] else 1.0
         if factor == 1:
             return own(*arguments, **named)

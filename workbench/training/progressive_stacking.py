@@ -171,7 +171,6 @@ class ProgressiveStacking(Checkpointed):
         return {id(parameter): named[name] for name, parameter in self._values.computing().items()}
 
     def _forward(self, number: int, own: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """The forward pass of a block, or its input."""
         if number < self._computed:
             return own(*arguments, **named)
         return layer_and_token_drop.skipped(forward_hooks.hidden_of(arguments, named), self._more[number])

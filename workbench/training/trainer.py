@@ -354,7 +354,6 @@ class Trainer:
         forget_peak(self.device)
 
     def _note_batch(self) -> None:
-        """Note how a step is computed, for a resumed run."""
         kept = dict(checkpointing=self.keeping.now, offload_activations=self.keeping.offloads)
         how = dict(tokens_per_device=self.tokens, **kept, steps=self.member.total)
         self.run.note(batch={**how, **self.arrangement.facts()})

@@ -102,7 +102,6 @@ def prepare(config: RunConfig, *, choose: Choice | None = None) -> tuple[RowRead
 
 
 def _chosen(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: ClassSplits) -> ClassSplits:
-    """The same data with the training rows that the backbone chooses."""
     from workbench.recipes.single import row_choice
 
     target = labelled_data.target_rows(config, reader, data.labels)

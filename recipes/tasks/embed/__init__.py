@@ -12,7 +12,6 @@ OF_ROWS = ("sampling", "curriculum", "augment", "length_warm_up", "decontaminate
 
 
 def _check(config: RunSections) -> Iterator[str]:
-    """Contradictions between recipe embed and other sections, one sentence for each."""
     if config.reads_pictures:
         return  # which has a sentence of its own
     yield from of_rows(

@@ -13,7 +13,6 @@ _LOADED = ("lora", "rslora", "lora+")
 
 
 def _check(config: RunSections) -> Iterator[str]:
-    """Contradictions between recipe reinforce and other sections, one sentence for each."""
     yield from config.reinforce.misfits(
         noise=config.adapter.noise > 0 or config.adapter.facts.draws or config.model.dropout
     )

@@ -11,7 +11,6 @@ _OF_ROWS = ("decontaminate", "select", "sampling", "curriculum", "length_warm_up
 
 
 def _check(config: RunSections) -> Iterator[str]:
-    """Yield a sentence for each setting that does not go with recipe reward."""
     data, process = config.data, config.reward.kind == "process"
     wanted, what = ("stepwise", "rates no steps") if process else ("preference", "judges no answers")
     if data.format not in ("auto", wanted):

@@ -145,7 +145,6 @@ def inspect(config: RunConfig) -> Inspection:
 
 
 def _cut(*splits: StepSet, most: int) -> list[str]:
-    """Sentence on steps that cutting leaves out."""
     cut = sum(rows.cut_steps for rows in splits)
     return [f"Cutting to data.max_tokens={most} leaves out {cut:,} steps, which nothing is learnt from."] if cut else []
 

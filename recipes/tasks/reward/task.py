@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 
 def _word(rows: PreferenceSet, example: int, side: int) -> str:
-    """An answer of a pair in a word."""
     return "tie" if rows.ties[example] else ("chosen", "rejected")[side]
 
 

@@ -115,7 +115,6 @@ def _chosen(
     tokenizer: PreTrainedTokenizerBase,
     template: ChatEncoder | MlmEncoder,
 ) -> TokenizedSet:
-    """The training rows that the backbone chooses."""
     from workbench.recipes.single import row_choice
 
     def begin(config: RunConfig, run: Run, callback: Callback, train: TokenizedSet, held_out: TokenizedSet) -> TextRun:

@@ -115,7 +115,6 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
 
 
 def _planned(config: RunConfig, *, devices: int, memory: int | None, elsewhere: bool) -> Plan:
-    """`plan`, of what it knows."""
     config = streamed_rows.local(config)
     make = partial(_of_device, memory=memory, elsewhere=elsewhere)
     if config.distributed.pipeline > 1:
@@ -254,7 +253,6 @@ Teaching = Callable[[TextRun, Loader], Supervise[ExportedModel]]
 
 
 def _planned_task(config: RunConfig, run: Run) -> DryRunParts:
-    """Whatever a run trains."""
     if config.over is None:
         return _single(config, run, implementation(config).dry(config, run))
     return plan_fleet.members(config, run) if config.over.adapters else _student(config, run)
@@ -292,7 +290,6 @@ def _single(config: RunConfig, run: Run, dry: DryTask, teaching: Teaching | None
 
 
 def _student(config: RunConfig, run: Run) -> DryRunParts:
-    """A student with its teacher beside it."""
     from workbench.distillation import students
     from workbench.recipes.over import distill
 

@@ -100,7 +100,6 @@ def thinning_with_a_teacher(config: RunSections) -> Iterator[tuple[str, str]]:
 
 
 def _of_steps_thinned(config: RunSections) -> Iterator[tuple[str, str]]:
-    """Yield a reason, and a cure."""
     if config.freeze.cache in ("memory", "disk"):
         yield (
             f"changes from step to step what frozen blocks give, and freeze.cache={config.freeze.cache} keeps it",

@@ -182,7 +182,6 @@ def _of_freezing(config: RunSections) -> Iterator[str]:
 
 
 def _of_sources(config: RunSections) -> Iterator[str]:
-    """Where rows of several sources cannot be mixed."""
     data = config.data
     if not data.sources:
         return
@@ -265,7 +264,6 @@ def given(config: RunSections, key: str) -> bool:
 
 
 def _of_choosing_backbones(config: RunSections) -> Iterator[str]:
-    """Where the backbone cannot choose rows before it trains."""
     by, distributed, at_random = config.data.select.by, config.distributed, config.data.select.random_instead
     if by not in config.task.chooses:
         able = task_facts.names(lambda each: by in each.chooses)

@@ -53,7 +53,6 @@ def _of_stages(config: RunSections) -> Iterator[tuple[str, str]]:
 
 
 def _of_cut_blocks(config: RunSections) -> Iterator[tuple[str, str]]:
-    """Yield a reason, and what to write instead of its cause."""
     model = config.model
     if model.weights in ("int8", "nf4", "fp4"):
         yield f"cuts rows and columns, which model.weights={model.weights} packs", "model.weights=bfloat16"
@@ -71,7 +70,6 @@ def _untried(config: RunSections) -> Iterator[tuple[str, str]]:
 
 
 def _of_models(config: RunSections) -> Iterator[tuple[str, str]]:
-    """Yield settings, and what to write instead of each."""
     adapter = config.adapter
     if not config.task.parted or config.over is not None:
         yield f"recipe={config.recipe}", "recipe=sft"
@@ -123,7 +121,6 @@ def _row_choices(config: RunSections) -> Iterator[tuple[str, str]]:
 
 
 def _of_parts_of_rows(config: RunSections) -> Iterator[tuple[str, str]]:
-    """Yield a reason, and what to write instead of its cause."""
     method = config.adapter.method
     if not config.task.parted or config.over is not None:
         yield f"is for long rows of recipe=sft; recipe={config.recipe} reads a row's first or last token", "recipe=sft"
@@ -158,7 +155,6 @@ def _of_noise(config: RunSections) -> Iterator[tuple[str, str]]:
 
 
 def _of_row_losses(config: RunSections) -> Iterator[tuple[str, str]]:
-    """Where rows are drawn by what a device knows of whole rows."""
     for name, cure in _row_choices(config):
         yield f"has no device that knows a row's loss, which {name} asks for", cure
     if config.evaluate.dynamics is True:

@@ -100,7 +100,6 @@ def of_sampling(config: RunSections) -> Iterator[str]:
 
 
 def _of_drawing(config: RunSections) -> Iterator[str]:
-    """Where rows cannot be drawn by their losses."""
     by = config.data.sampling.by
     if config.data.curriculum.by != "none":
         yield "data.sampling and data.curriculum both say which rows a step takes. Leave one of them out."

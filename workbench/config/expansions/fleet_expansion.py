@@ -100,7 +100,6 @@ def with_batches(config: Run, share: Callable[[int], int]) -> Run:
 
 
 def _misfits(config: RunSections) -> Iterator[tuple[str, str]]:
-    """Mistakes that are known before any member is looked at."""
     members = config.fleet.members
     if not members:
         yield "fleet.members", "needs a member, such as {alice: {data.train: alice.jsonl, adapter.rank: 8}}."

@@ -100,7 +100,6 @@ def shared(config: Run) -> Run:
 
 
 def _refusal(config: RunSections, key: str) -> str | None:
-    """Why a key cannot be searched."""
     if key == "seed":
         return "a search would choose the luckiest seed. Write recipe=sweep to see what seeds make."
     if key == "evaluate.patience":

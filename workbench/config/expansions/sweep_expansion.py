@@ -86,7 +86,6 @@ def _of_time(config: RunSections) -> Iterator[tuple[str, str]]:
 
 
 def _misfits(config: RunSections) -> list[tuple[str, str]]:
-    """Mistakes that are known before any member is looked at."""
     over = config.sweep.over
     refused = {key: member_runs.refusal(config, key, recipe="sweep", over=over) for key in over}
     mistakes = [(f"sweep.over.{key}", why) for key, why in refused.items() if why]

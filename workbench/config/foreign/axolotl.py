@@ -144,7 +144,6 @@ def _task(translation: Translation) -> None:
 
 
 def _adapter(translation: Translation, kind: Any) -> None:
-    """The method that trains."""
     for key in ("lora_model_dir", "relora", "relora_steps"):
         if translation.left.get(key):
             translation.look(f"{key}: has no equivalent; a run goes on with --resume.")
@@ -221,7 +220,6 @@ def _source(translation: Translation, entry: Any) -> tuple[str, str | None, dict
 
 
 def _devices(translation: Translation) -> None:
-    """Layout of several devices."""
     settings = translation.take("fsdp_config") or {}
     offload = bool(settings.get("offload_params") or settings.get("fsdp_offload_params"))
     fsdp = translation.take("fsdp") or settings

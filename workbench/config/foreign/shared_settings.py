@@ -1,4 +1,4 @@
-"""Settings that Axolotl and LLaMA-Factory name alike, as those of transformers' Trainer, and how they are translated."""
+"""Settings that Axolotl and LLaMA-Factory name alike, as transformers' Trainer does, and how they are translated."""
 
 from __future__ import annotations
 

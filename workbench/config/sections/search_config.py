@@ -1,4 +1,4 @@
-"""The sections `sweep`, of settings that are listed, and `search`, a space of which halving finds the best in one bank."""
+"""The sections `sweep`, of settings that are listed, and `search`, a space of which halving finds the best."""
 
 from __future__ import annotations
 

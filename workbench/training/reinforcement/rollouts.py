@@ -296,12 +296,10 @@ class RolloutRows:
 
     @property
     def _distinct(self) -> Indices:
-        """The examples of the present answers."""
         examples = self._examples(self.now.prompts_P.numpy())
         return examples if self.config.pairs else examples[self.now.copies_S.numpy() > 0]
 
     def _examples(self, prompts: Indices) -> Indices:
-        """All examples of prompts."""
         if self.config.pairs:
             return prompts
         each = self.config.answers
@@ -329,7 +327,6 @@ class RolloutRows:
         )
 
     def _use(self, rollout: Rollout) -> None:
-        """Make these the answers of the present step."""
         self.now = rollout
         if int(rollout.epoch) < 0:  # of no step
             return
@@ -443,7 +440,6 @@ class Rollouts(RolloutRows, Checkpointed):
         return rolled_out(groups, draws, epoch, limit=limit, stop=self._stop, replaced=replaced)
 
     def _groups(self, prompts: Indices, *, key: Sequence[int]) -> list[Group]:
-        """Answers to prompts, with their rewards."""
         each, limit = self.config.answers, self.config.max_new_tokens
         asked = [self.prompts[int(prompt)].input_ids[:-1] for prompt in prompts]
         draws = [

@@ -111,13 +111,7 @@ class InfoBatch(Sampler):
             self._row_P, self._weight_N = order_N, np.ones(count)
             return
         low = np.flatnonzero(self._loss_N < self._loss_N.mean(dtype=np.float64))
-        weight_N = np.ones(count)
-        if len(low):
-            kept = max(1, round((1 - self.section.prune) * len(low)))
-            number_N = np.random.default_rng([seed, 7, self._number]).random(count)
-            weight_N[low] = 0
-            weight_N[low[np.argsort(number_N[low])[:kept]]] = len(low) / kept
-        self._weight_N = weight_N
+        self._weight_N = pruning_weights(count, low, self.section.prune, seed=[seed, 7, self._number])
         self._row_P = order_N[self._weight_N[order_N] > 0]
         # A step's gradient is a mean over its own tokens: of a pass that lacks tokens, it would be that of its rows.
         supervised = self.train.supervised
@@ -126,6 +120,21 @@ class InfoBatch(Sampler):
     def _hear(self) -> None:
         if (losses := self.new_losses()) is not None:
             self._loss_N[losses.rows] = losses.loss_B
+
+
+def pruning_weights(count: int, low: Indices, prune: float, *, seed: list[int]) -> Floats:
+    """Weight of each of `count` rows (N,): 0 for `prune` of the rows `low`, and accordingly more for the rest of these.
+
+    In expectation every weight is 1. At least one row of `low` is kept. Each row has a random number of its own, so
+    that one row more or less in `low` changes little of what is kept.
+    """
+    weight_N = np.ones(count)
+    if len(low):
+        kept = max(1, round((1 - prune) * len(low)))
+        number_N = np.random.default_rng(seed).random(count)
+        weight_N[low] = 0
+        weight_N[low[np.argsort(number_N[low])[:kept]]] = len(low) / kept
+    return weight_N
 
 
 MEMORY = 0.9
@@ -201,9 +210,7 @@ class ImportanceSampling(PoolSampler):
         chance_M = norm_M / norm_M.sum()
         times_M = self.generator.multinomial(self.size, chance_M)
         weight_N = np.zeros(len(self.train))
-        supervised_M = self.train.supervised[losses.rows]
-        drawn_M = times_M / (times_M.sum() * chance_M)
-        weight_N[losses.rows] = drawn_M * (supervised_M[times_M > 0].sum() / supervised_M.sum())
+        weight_N[losses.rows] = importance_weights(times_M, chance_M, self.train.supervised[losses.rows])
         self._learn(norm_M)
         return Draw(losses.rows[times_M > 0], weight_N)
 
@@ -230,6 +237,19 @@ class ImportanceSampling(PoolSampler):
 
     def _learn(self, norm_M: Floats) -> None:
         self._gain = MEMORY * self._gain + (1 - MEMORY) * gain(norm_M)
+
+
+def importance_weights(times_M: Indices, chance_M: Floats, supervised_M: Weights) -> Floats:
+    """Weights (M,) with which the mean gradient over the tokens of the rows drawn is, in expectation, the pool's.
+
+    Args:
+        times_M: How often each row was drawn; it is computed once.
+        chance_M: Its probability in a draw.
+        supervised_M: Its tokens that carry loss, or the weight of its label.
+    """
+    drawn_M = times_M / (times_M.sum() * chance_M)
+    weight_M: Floats = drawn_M * (supervised_M[times_M > 0].sum() / supervised_M.sum())
+    return weight_M
 
 
 def gain(norm_M: Floats) -> float:
@@ -370,14 +390,25 @@ class Tilted(Weighing):
         losses = by_row([losses])
         weight_N = np.zeros(len(self.train.lengths))
         supervised_B = self.train.supervised[losses.rows]
-        exponent_B = self.section.tilt * losses.loss_B.astype(np.float64)
-        weight_B = np.exp(exponent_B - exponent_B.max())
-        weight_N[losses.rows] = weight_B / (weight_B @ supervised_B / supervised_B.sum())  # their mean is 1
+        weight_N[losses.rows] = tilted_weights(losses.loss_B, supervised_B, self.section.tilt)
         self._largest = float(weight_N[losses.rows].max())
         return Draw(rows, weight_N)
 
     def metrics(self) -> dict[str, float]:
         return {"largest_weight": self._largest}
+
+
+def tilted_weights(loss_B: Floats32, supervised_B: Weights, tilt: float) -> Floats:
+    """Weight (B,) of each row, in proportion to exp(tilt * loss); their mean over the tokens is 1.
+
+    Args:
+        loss_B: Mean loss of the row's tokens.
+        supervised_B: Its tokens, or the weight of its label.
+    """
+    exponent_B = tilt * loss_B.astype(np.float64)
+    weight_B = np.exp(exponent_B - exponent_B.max())
+    mean_1: Floats = weight_B / (weight_B @ supervised_B / supervised_B.sum())
+    return mean_1
 
 
 class TokenSelection(Weighing):

@@ -273,7 +273,6 @@ class LearnedMix(Sampler):
 
     @property
     def _end(self) -> int:
-        """The step after the window."""
         end = self._first + self._mix.every
         return end if self.steps is None or self._first >= self.steps else min(end, self.steps)
 
