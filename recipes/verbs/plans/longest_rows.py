@@ -13,7 +13,7 @@ import pyarrow
 from workbench.config import RunConfig
 from workbench.config.task_facts import names
 from workbench.data.held_out_split import Splits
-from workbench.data.text.tokenized_set import TokenTable
+from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.planning.plan import Plan
@@ -77,11 +77,7 @@ def find(
     if not config.task.tokens or config.over is not None:
         able = names(lambda task: task.tokens)
         raise ConfigError(f"--longest-row: recipe={config.recipe} compares or writes rows. Ask of recipe={able}.")
-    train = config.train
-    again = True if train.checkpointing == "auto" else train.checkpointing
-    away = accelerated and again is True if train.offload_activations == "auto" else train.offload_activations
-    chosen = {"checkpointing": again, "offload_activations": away or "auto"}
-    config = config.model_copy(update={"train": train.model_copy(update=chosen)})
+    config = _saving(config, accelerated=accelerated)
     limit = preflight.longest_sequence(backbones.hub_config(config.model))
 
     def tried(tokens: int) -> Plan:
@@ -119,13 +115,27 @@ def _next(known: list[tuple[int, Plan]]) -> int:
     return max(1, tokens + int((spare - CLOSE / 4 * plan.memory) / slope)) if slope > 0 else 0
 
 
+def _saving(config: RunConfig, *, accelerated: bool) -> RunConfig:
+    """The run with every saving that was left to choose."""
+    train = config.train
+    again = True if train.checkpointing == "auto" else train.checkpointing
+    away = accelerated and again is True if train.offload_activations == "auto" else train.offload_activations
+    chosen = {"checkpointing": again, "offload_activations": away or "auto"}
+    return config.model_copy(update={"train": train.model_copy(update=chosen)})
+
+
 def with_row(single: TextRun, tokens: int) -> TextRun:
     """The same run with a row of so many tokens in place of all its rows, in training and held out."""
-    like = single.data.train.subset(np.arange(1))
+    rows = _row(single.data.train, tokens)
+    return replace(single, data=Splits(rows, rows, None))
+
+
+def _row(rows: TokenizedSet, tokens: int) -> TokenizedSet:
+    """A row like the first of these, of so many tokens, each of which has loss."""
+    like = rows.subset(np.arange(1))
     row = like.table[int(like.rows[0])]
     first = row["input_ids"][0]
     row |= {"input_ids": [first] * tokens, "supervised": [True] * tokens, "length": tokens, "source": 0}
     row |= {"targets": tokens - 1, "digest": 0}
     table = TokenTable(pyarrow.Table.from_pylist([row], schema=like.table.data.schema))
-    rows = replace(like, table=table, rows=np.arange(1), sources={}, prefixes=())
-    return replace(single, data=Splits(rows, rows, None))
+    return replace(like, table=table, rows=np.arange(1), sources={}, prefixes=())

@@ -479,7 +479,7 @@ class PrefixCacheManager:
         with self._trial_context():
             obstacle = refusal(backbone, blocks=blocks, depth=depth)
         obstacle = (
-            (f"recipe={config.recipe} {config.task.uncached}" if config.task.uncached else None)
+            of_recipe(config)
             or obstacle
             or _drawing(config)
             or nondeterministic(backbone, blocks=blocks, depth=depth, changing=_changing(config))
@@ -518,6 +518,11 @@ class PrefixCacheManager:
         # Other runs can use the outputs too, unless the prefix has trained in this run.
         folder = cache_folder() / "prefixes" if self._config.freeze.fixed else self._folder
         return DiskStore(folder, fingerprint=name, dtype=self._dtype)
+
+
+def of_recipe(config: TrainingSections) -> str | None:
+    """Why outputs of frozen blocks cannot be kept for rows of this recipe; None where they can."""
+    return f"recipe={config.recipe} {config.task.uncached}" if config.task.uncached else None
 
 
 def _drawing(config: TrainingSections) -> str | None:
