@@ -73,7 +73,7 @@ def sample_size(wanted: str, config: RunConfig) -> SampleSize | None:
     return None
 
 
-def measure(
+def row_perplexities(
     config: RunConfig,
     sources: Sequence[tuple[str, DataConfig]],
     tokenizer: PreTrainedTokenizerBase,
@@ -172,7 +172,7 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "au
     if size is not None:
         tokenizer = backbones.tokenizer(lenient.model)
         base = row_encoder(lenient, backbones.hub_config(lenient.model), tokenizer, template=read_template(lenient))
-        by_title, note = measure(lenient, [each[:2] for each in sources], tokenizer, base, size)
+        by_title, note = row_perplexities(lenient, [each[:2] for each in sources], tokenizer, base, size)
         read[0] = replace(read[0], notes=(note,) if note else ())
         read = [replace(each, perplexities=_numbered(each, by_title.get(each.title, {}))) for each in read]
     report = DataReport(config, survey.examine(read), out / PAGE, out / FLAGS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
 import torch
 from transformers import TextStreamer
 
@@ -44,7 +43,12 @@ def predict(
         run, source, config, ScoringOptions(scoring, Trust(trust), max_new_tokens)
     )
     if ranks.first:
-        files.write_bytes(out, _serialised(predictions.table, out.suffix))
+        table = predictions.table
+        if out.suffix == ".jsonl":
+            content = str(table.to_json(orient="records", lines=True, force_ascii=False)).encode()
+        else:
+            content = str(table.to_csv(index=False)).encode() if out.suffix == ".csv" else table.to_parquet()
+        files.write_bytes(out, content)
     return predictions
 
 
@@ -77,12 +81,3 @@ def require_text(config: RunConfig, run: Path) -> None:
         f"{run}: recipe {config.recipe} trains no model that writes text. `workbench evaluate` scores it{predicts}; "
         f"answers come from recipes {names(lambda task: task.writes_text).replace('|', ', ')}."
     )
-
-
-def _serialised(table: pd.DataFrame, suffix: str) -> bytes:
-    if suffix == ".jsonl":
-        return str(table.to_json(orient="records", lines=True, force_ascii=False)).encode()
-    if suffix == ".csv":
-        return str(table.to_csv(index=False)).encode()
-    content: bytes = table.to_parquet()
-    return content

@@ -117,9 +117,9 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
 
 
 FILE = "negatives.safetensors"
-"""In a run directory: units (N, K) of each row's mined negatives, NONE where it has fewer."""
-NONE = -1
-AT_ONCE = 1024
+"""In a run directory: units (N, K) of each row's mined negatives, NO_NEGATIVE where it has fewer."""
+NO_NEGATIVE = -1
+MINED_AT_ONCE = 1024
 """Rows whose similarities are held at a time."""
 
 
@@ -133,10 +133,10 @@ class Mined(NamedTuple):
 
 def with_negatives(pairs: EmbedRun) -> PairSet:
     """Training rows with `embed.mine` negatives each, which a resumed run finds in its directory."""
-    return kept(pairs.run, pairs.callback, pairs.data.train, lambda: _mined(pairs), by="the backbone")
+    return kept_negatives(pairs.run, pairs.callback, pairs.data.train, lambda: _mined(pairs), by="the backbone")
 
 
-def kept(run: Run, callback: Callback, train: PairSet, mine: Callable[[], Mined], *, by: str) -> PairSet:
+def kept_negatives(run: Run, callback: Callback, train: PairSet, mine: Callable[[], Mined], *, by: str) -> PairSet:
     """Training rows with the negatives that `mine` finds, which a resumed run finds in its directory.
 
     Args:
@@ -147,7 +147,7 @@ def kept(run: Run, callback: Callback, train: PairSet, mine: Callable[[], Mined]
         if run.ranks.first:
             callback.say(f"Mining negatives with {by} before training ...")
             mined = mine()
-            count = int((mined.unit_NK != NONE).sum())
+            count = int((mined.unit_NK != NO_NEGATIVE).sum())
             callback.say(
                 f"{count:,} negatives for {len(train):,} rows, mean similarity to their anchors {mined.similarity:.3f}."
             )
@@ -159,17 +159,19 @@ def kept(run: Run, callback: Callback, train: PairSet, mine: Callable[[], Mined]
         raise FileError(
             f"{path}: damaged ({error}). Delete it, and write --resume to mine the same negatives."
         ) from None
-    return train.with_negatives([units[units != NONE] for units in unit_NK])
+    return train.with_negatives([units[units != NO_NEGATIVE] for units in unit_NK])
 
 
 def _mined(pairs: EmbedRun) -> Mined:
     backbone = pairs.backbone()
     bare = pairs.assemble(backbone.model, backbone)
     embedded_UD = leading(retrieval_scores.embed_texts(bare, pairs.data.train.units), bare.width, normalise=True)
-    return mined(pairs.data.train, embedded_UD, count=pairs.config.embed.mine, below=pairs.config.embed.mine_below)
+    return mined_negatives(
+        pairs.data.train, embedded_UD, count=pairs.config.embed.mine, below=pairs.config.embed.mine_below
+    )
 
 
-def mined(rows: PairSet, embedded_UD: Tensor, *, count: int, below: float) -> Mined:
+def mined_negatives(rows: PairSet, embedded_UD: Tensor, *, count: int, below: float) -> Mined:
     """The passages most similar to each anchor that are not known to belong to it.
 
     Of rows without classes only those whose similarity is below that share of the positive's: what is nearer is often
@@ -180,8 +182,8 @@ def mined(rows: PairSet, embedded_UD: Tensor, *, count: int, below: float) -> Mi
     """
     passage_P = np.unique(rows.positive_N)
     units, similarities = [], []
-    for first in range(0, len(rows), AT_ONCE):
-        some = np.arange(first, min(first + AT_ONCE, len(rows)))
+    for first in range(0, len(rows), MINED_AT_ONCE):
+        some = np.arange(first, min(first + MINED_AT_ONCE, len(rows)))
         similarity_CP = (embedded_UD[rows.anchor_N[some]] @ embedded_UD[passage_P].T).numpy()
         excluded_CP = rows.known(rows.anchor_N[some], passage_P)
         if rows.form != "labelled":
@@ -190,14 +192,14 @@ def mined(rows: PairSet, embedded_UD: Tensor, *, count: int, below: float) -> Mi
         similarity_CP[excluded_CP] = -np.inf
         place_CK = np.argsort(-similarity_CP, axis=1, kind="stable")[:, :count]
         similarity_CK = np.take_along_axis(similarity_CP, place_CK, axis=1)
-        units.append(np.where(np.isfinite(similarity_CK), passage_P[place_CK], NONE))
+        units.append(np.where(np.isfinite(similarity_CK), passage_P[place_CK], NO_NEGATIVE))
         similarities.append(similarity_CK[np.isfinite(similarity_CK)])
     known = np.concatenate(similarities)
     unit_NK = torch.from_numpy(np.concatenate(units).astype(np.int64))
     return Mined(unit_NK, float(known.mean()) if len(known) else float("nan"))
 
 
-def by_chance(rows: PairSet, count: int) -> list[Indices]:
+def negatives_by_chance(rows: PairSet, count: int) -> list[Indices]:
     """So many passages for each row, which stand in for mined ones where nothing trains."""
     generator = np.random.default_rng(0)
     return list(rows.positive_N[generator.integers(len(rows), size=(len(rows), count))])

@@ -259,7 +259,7 @@ class EmbedTask(Task):
 
     def dry(self, config: RunConfig, run: Run) -> DryTask:
         tokenizer, data, _ = embed_run.prepare(config)
-        mined = embed_run.by_chance(data.train, config.embed.mine)
+        mined = embed_run.negatives_by_chance(data.train, config.embed.mine)
         data = data._replace(train=data.train.with_negatives(mined))
         texts = data.held_out.units
         longest = next(micro_batches(np.arange(len(texts.texts)), texts.lengths, tokens=capacity.FORWARD_TOKENS))

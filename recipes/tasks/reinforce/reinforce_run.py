@@ -49,7 +49,7 @@ from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
 from workbench.training.reinforcement import objective
 from workbench.training.reinforcement.objective import ReinforceObjective
-from workbench.training.reinforcement.rollouts import LogProbReader, RolloutRows, Rollouts, SamplesAnswers
+from workbench.training.reinforcement.rollouts import RolloutRows, Rollouts, SamplesAnswers
 from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]
@@ -74,7 +74,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     splits = [RolloutRows(split, config.reinforce) for split in data if split is not None]
     modules = preflight.require_backbone(config, splits, model_heads.of(config))
     start_adapter.require(config)
-    require(config)
+    require_warm_up(config)
     return tokenizer, template, data, modules
 
 
@@ -123,27 +123,29 @@ class ReinforceRun(StartedRun):
         scoring.store.clear()
 
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
-        section, device = self.config.reinforce, backbones.device()
-        read = partial(preference_objective.log_probs, live.model, live.head, temperature=section.temperature)
+        section, device, known = self.config.reinforce, backbones.device(), len(self.tokenizer)
+        temperature = section.temperature
+        read = partial(preference_objective.log_probs, live.model, live.head, temperature=temperature)
+        sampler: SamplesAnswers
+        if self.server is None:
+            sampler = AnswerSampler(live.model, known=known, stop=live.stop, temperature=temperature)
+        else:
+            sampler = rollout_server.sampler(self.server, self.config, self.run, live, known=known)
+        if section.start is None:
+            reference = objective.backbone_reader(live.model, backbone.model, live.head, temperature, device=device)
+        else:
+            reference = objective.snapshot_reader(live.model, live.head, temperature, device=device)
         rows = Rollouts(
             sampled_prompts(self.data.train, self.config),
             section,
-            self._sampler(live),
+            sampler,
             self._judge(self.data.train),
-            own=objective.own_reader(live.model, live.head, section.temperature, device=device),
-            reference=self._reference(live, backbone),
+            own=objective.own_reader(live.model, live.head, temperature, device=device),
+            reference=reference,
             seed=self.config.seed,
             stop=live.stop,
         )
         return self.signal(rows, read)._replace(keeps={KEPT: rows})
-
-    def _sampler(self, live: ExportedModel) -> SamplesAnswers:
-        """Whoever writes the answers."""
-        known = len(self.tokenizer)
-        if self.server is not None:
-            return rollout_server.sampler(self.server, self.config, self.run, live, known=known)
-        temperature = self.config.reinforce.temperature
-        return AnswerSampler(live.model, known=known, stop=live.stop, temperature=temperature)
 
     def signal(self, rows: RolloutRows, read: Callable[[MicroBatch], Tensor]) -> TrainingSignal:
         """The loss of answers that were written."""
@@ -153,13 +155,6 @@ class ReinforceRun(StartedRun):
             return objective(read(batch), batch.labels_N, rows=batch.rows, scale=scale)
 
         return TrainingSignal(rows, loss, known=False, reads_packed=True, meter=objective.meter)
-
-    def _reference(self, live: ExportedModel, backbone: Backbone) -> LogProbReader:
-        """The model that training starts from."""
-        temperature, device = self.config.reinforce.temperature, backbones.device()
-        if self.config.reinforce.start is not None:
-            return objective.snapshot_reader(live.model, live.head, temperature, device=device)
-        return objective.backbone_reader(live.model, backbone.model, live.head, temperature, device=device)
 
     def _judge(self, rows: TokenizedSet) -> RowJudge:
         return next(each for each in self.judges if each.table is rows.table)
@@ -275,13 +270,13 @@ def _with_interval(reward_N: Any) -> dict[str, float]:
     return {"reward": mean, "reward_low": mean - half, "reward_high": mean + half}
 
 
-FOLDER = "start"
+WARM_UP_FOLDER = "start"
 """Folder of the warm-up in a run directory."""
-HELD_OUT = 0.1
+WARM_UP_HELD_OUT = 0.1
 """Share of its rows that are held out, at the least one."""
 
 
-def require(config: RunConfig) -> None:
+def require_warm_up(config: RunConfig) -> None:
     """Raise ConfigError where training cannot go on from what the warm-up teaches."""
     method = config.adapter.method
     if config.reinforce.warm_up is None or isinstance(config.adapter, Full) or method in start_adapter.METHODS:
@@ -298,11 +293,11 @@ def warmed_up(config: RunConfig, run: Run, callback: Callback) -> RunConfig:
     section = config.reinforce
     if section.warm_up is None:
         return config
-    own = run.own(FOLDER)
+    own = run.own(WARM_UP_FOLDER)
     saved = own.path / "adapter"
     if not saved.exists():
         assert section.warm_up is not None
-        rows = {"train": section.warm_up, "held_out": HELD_OUT, "max_tokens": config.data.max_tokens}
+        rows = {"train": section.warm_up, "held_out": WARM_UP_HELD_OUT, "max_tokens": config.data.max_tokens}
         rate = section.warm_up_rate or config.train.learning_rate
         train = {**config.train.model_dump(), "steps": section.warm_up_steps, "epochs": None, "learning_rate": rate}
         taught = config.model_copy(

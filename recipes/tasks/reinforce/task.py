@@ -86,15 +86,6 @@ def _sizes(config: RunConfig, data: Splits[TokenizedSet]) -> Iterator[str]:
         yield f"Each answer is learnt from in {section.updates} steps one after another (reinforce.updates)."
 
 
-def _reference(config: RunConfig) -> Iterator[str]:
-    section = config.reinforce
-    if not section.refers:
-        yield f"reinforce.method={section.method} compares with no reference (beta is 0)."
-        return
-    what = "the backbone with the adapter switched off" if section.start is None else f"{section.start}, as it came"
-    yield f"Reference: {what}. It reads each answer once; there is no second model in memory."
-
-
 class ReinforceTask(TokenTask):
     """Answers that the model writes itself earn higher rewards."""
 
@@ -128,7 +119,11 @@ class ReinforceTask(TokenTask):
             if server is not None:
                 rollout_server.require(server, config, tokenizer, data.train)
         drawn = sampled_prompts(data.train, config)
-        steps = total_steps(config, len(drawn))
+        steps, section = total_steps(config, len(drawn)), config.reinforce
+        what = "the backbone with the adapter switched off" if section.start is None else f"{section.start}, as it came"
+        reference = f"Reference: {what}. It reads each answer once; there is no second model in memory."
+        if not section.refers:
+            reference = f"reinforce.method={section.method} compares with no reference (beta is 0)."
         return Inspection(
             config=config,
             data=data,
@@ -139,7 +134,7 @@ class ReinforceTask(TokenTask):
                 *mixture.in_words(drawn, config, steps),
                 *_sizes(config, data),
                 *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
-                *_reference(config),
+                reference,
             ],
         )
 

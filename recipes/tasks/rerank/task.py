@@ -80,7 +80,7 @@ def mined(
         sides_2UD = np.stack([near.embed(own, passages=passages) for passages in (False, True)])
         side_U = np.asarray([int(unit not in queries) for unit in range(len(texts))])
         embedded_UD = nn.functional.normalize(torch.from_numpy(sides_2UD[side_U, np.arange(len(texts))]), dim=1)
-    return embed_run.mined(pairs, embedded_UD, count=section.mine, below=section.mine_below)
+    return embed_run.mined_negatives(pairs, embedded_UD, count=section.mine, below=section.mine_below)
 
 
 @dataclass(frozen=True)
@@ -165,15 +165,6 @@ def _form(rows: CandidateSet, config: RunConfig) -> str:
     )
 
 
-def _ranked(held_out: CandidateSet, config: RunConfig) -> list[str]:
-    if held_out.pairs.form == "scored":
-        return []
-    order = rerank_candidates.ranking(held_out, candidates=config.rerank.candidates)
-    counts = [len(each) for each in order.passages]
-    many = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    return [f"{len(counts):,} held-out queries rank {many} passages each, {sum(counts):,} pairs in all."]
-
-
 class RankReference(NumberReference[Reranker, PairedTexts]):
     """Scores of queries and passages."""
 
@@ -198,7 +189,9 @@ class RerankTask(Task):
         if config.rerank.mine:
             near, pairs = run_embedder.of(config, "rerank"), data.train.pairs
             by = "the backbone" if near is None else str(near.run)
-            more = embed_run.kept(run, callback, pairs, lambda: mined(config, tokenizer, data.train, near), by=by)
+            more = embed_run.kept_negatives(
+                run, callback, pairs, lambda: mined(config, tokenizer, data.train, near), by=by
+            )
             data = data._replace(train=replace(data.train, pairs=more))
         return RerankRun(config, run, callback, tokenizer, data, loader=loader)
 
@@ -206,7 +199,12 @@ class RerankTask(Task):
         _, data, targets = prepare(config)
         train, drawn = data.train, mixture.mixed(data.train, config)
         steps = total_steps(config, len(drawn))
-        shown = evenly_spaced(len(train), SHOWN).tolist()
+        shown, ranked = evenly_spaced(len(train), SHOWN).tolist(), list[str]()
+        if data.held_out.pairs.form != "scored":
+            order = rerank_candidates.ranking(data.held_out, candidates=config.rerank.candidates)
+            counts = [len(each) for each in order.passages]
+            many = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+            ranked = [f"{len(counts):,} held-out queries rank {many} passages each, {sum(counts):,} pairs in all."]
         return EmbedInspection(
             config=config,
             data=data.map(lambda split: split.pairs),
@@ -216,7 +214,7 @@ class RerankTask(Task):
             notes=[
                 *mixture.in_words(drawn, config, steps),
                 _form(train, config),
-                *_ranked(data.held_out, config),
+                *ranked,
                 *run_embedder.in_words(config),
                 *left_out(train),
             ],

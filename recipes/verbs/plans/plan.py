@@ -149,8 +149,17 @@ def _of_device(
         folder = Path(inside.enter_context(tempfile.TemporaryDirectory()))
         parts = (way or _planned_task)(own, inside.enter_context(plan_parts.planned_run(own, folder)))
     sentences += [*notes(config), *implementation(config).plan_notes(config)]
-    sentences += [*_of_reference(config, parts), *_of_scaling(config, parts, devices)]
-    fit, longest = parts.training, capacity.longest_part(own, parts.training.train.lengths)
+    fit = parts.training
+    if token_reference.wanted(config):
+        flops = parts.dry_run.flops_per_token * parts.work.tokens
+        sentences.append(token_reference.cost(config, tokens=int(fit.train.lengths.sum()), flops=flops))
+    if config.over is None and config.task.tokens and isinstance(config.adapter, Full):
+        # Advice of a law of pretraining, for a run that trains a whole language model on text.
+        steps = schedules.total_steps(config, fit.rows) or fit.steps
+        tokens = steps * parts.work.tokens * devices / config.distributed.tensor
+        operations = parts.dry_run.flops_per_token * config.distributed.tensor * tokens
+        sentences.append(scaling_advice(operations=operations, parameters=parts.size.total, tokens=tokens))
+    longest = capacity.longest_part(own, parts.training.train.lengths)
     auto = config.batch.tokens_per_device == "auto"
     return Plan(
         device="accelerator" if elsewhere else str(backbones.device()),
@@ -207,21 +216,6 @@ def _require_known(config: RunConfig, devices: int) -> None:
 def _cuts(config: RunConfig) -> bool:
     """Whether devices read the same rows together, each with a share of the weights."""
     return config.distributed.zero != "auto" and zero_offload.cuts_weights(config.distributed)
-
-
-def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:
-    if token_reference.wanted(config):
-        flops = parts.dry_run.flops_per_token * parts.work.tokens
-        yield token_reference.cost(config, tokens=int(parts.training.train.lengths.sum()), flops=flops)
-
-
-def _of_scaling(config: RunConfig, parts: DryRunParts, devices: int) -> Iterator[str]:
-    """Advice of a law of pretraining, for a run that trains a whole language model on text."""
-    if config.over is None and config.task.tokens and isinstance(config.adapter, Full):
-        steps = schedules.total_steps(config, parts.training.rows) or parts.training.steps
-        tokens = steps * parts.work.tokens * devices / config.distributed.tensor
-        flops = parts.dry_run.flops_per_token * config.distributed.tensor * tokens
-        yield scaling_advice(operations=flops, parameters=parts.size.total, tokens=tokens)
 
 
 def longest_row(config: RunConfig, *, memory: int | None = None, elsewhere: bool = False) -> LongestRow:

@@ -140,7 +140,7 @@ def test_mined_negatives_are_near_and_not_known(train: Train, taught: Path) -> N
     config = run_directory.shipped_config(run)
     data = embed_run.prepare(config)[1].train
     embedded = torch.nn.functional.normalize(torch.randn(len(data.units.texts), 8), dim=1)
-    found = embed_run.mined(data, embedded, count=3, below=0.9)
+    found = embed_run.mined_negatives(data, embedded, count=3, below=0.9)
     for row, negatives in enumerate(found.unit_NK.numpy()):
         similar = (embedded[data.anchor_N[row]] @ embedded.T).numpy()
         own = similar[data.positive_N[row]]
