@@ -76,7 +76,7 @@ class Unseen:
         return self.run.stop_requested()
 
 
-def scores(
+def gradient_scores(
     rows: R,
     target: R,
     parts_TG: Members,

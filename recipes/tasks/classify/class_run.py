@@ -111,7 +111,7 @@ def _chosen(config: RunConfig, run: Run, callback: Callback, reader: RowReader, 
         return ClassRun(config, run, callback, reader, ClassSplits(train, held_out, None, data.labels))
 
     def score(store: ResultStore) -> Floats:
-        return row_choice.scores(data.train, target, target.of_class_NG, config, run, callback, begin, store)
+        return row_choice.gradient_scores(data.train, target, target.of_class_NG, config, run, callback, begin, store)
 
     kept = row_choice.chosen(data.train, config, run, callback, score=score)
     cure = f"Keep more rows, or give {config.data.select.target} rows of that class."

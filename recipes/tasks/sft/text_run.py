@@ -125,7 +125,7 @@ def _chosen(
         if by == "gradient":
             target = tokenized.target_rows(config.data, tokenizer, template)
             whole_T1 = np.ones((len(target), 1), dtype=bool)
-            return row_choice.scores(rows, target, whole_T1, config, run, callback, begin, store)
+            return row_choice.gradient_scores(rows, target, whole_T1, config, run, callback, begin, store)
         assert by == "perplexity" or by == "ifd"
         return row_choice.backbone_scores(by, rows, config, run, tokenizer, store)[:, None]
 
