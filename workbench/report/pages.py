@@ -223,7 +223,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
             label, better = known.get(name, (name, None))
         else:
             title, better = known[base]
-            label, better = ", ".join([title.partition(",")[0], *names]), better
+            label = ", ".join([title.partition(",")[0], *names])
         difference, chance = run.difference(name), run.chance(name)
         row = {when: units.number(run.scores.get(when, {}).get(name)) for when in COLUMNS}
         row |= {"label": label, "difference": "", "chance": "", "judged": ""}
