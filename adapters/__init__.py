@@ -23,8 +23,7 @@ from workbench.adapters.prompts import virtual_tokens
 from workbench.adapters.prompts.prefix import DeepPrompt, Prefix
 from workbench.adapters.prompts.prompt import Prompt, PTuning
 from workbench.adapters.updates.adalora import AdaLora
-from workbench.adapters.updates.alora import ALora
-from workbench.adapters.updates.lora import Lora, LoraPlus
+from workbench.adapters.updates.lora import ALora, Lora, LoraPlus
 from workbench.adapters.updates.lora_relatives import DeLora, GraLora, RandLora
 from workbench.adapters.updates.lora_starts import Corda, Eva, Loftq, LoraGa, Olora, Pissa
 from workbench.adapters.updates.lycoris import LoHa, LoKr

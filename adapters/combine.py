@@ -73,7 +73,22 @@ def read(folder: Path) -> Saved:
     """
     try:
         config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        _require_plain(folder, config)
+        kind = config.get("peft_type")
+        if kind != "LORA":
+            raise ConfigError(
+                f"{folder}: a {kind} adapter is no update of weights that could be added. Combine LoRA adapters, or "
+                "serve both beside each other with workbench.adapters.multi_adapter."
+            )
+        if config.get("trainable_token_indices"):
+            raise ConfigError(
+                f"{folder}: it holds rows of new tokens, which are values and no updates, so a sum of them means "
+                "nothing. Combine adapters that were trained without model.new_tokens."
+            )
+        for key, value in beyond_updates(config).items():
+            raise ConfigError(
+                f"{folder}: {key}={value!r} makes it more than a sum of updates, so adding it up would not be exact. "
+                "Combine adapters of plain lora or rslora."
+            )
         tensors = load_file(folder / "adapter_model.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
         raise FileError(f"{folder}: no whole adapter ({error}). Name the folder of a saved adapter.") from None
@@ -175,25 +190,6 @@ def write(updates: Updates, folder: Path, *, like: Saved) -> Updates:
     }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     return written
-
-
-def _require_plain(folder: Path, config: Mapping[str, Any]) -> None:
-    kind = config.get("peft_type")
-    if kind != "LORA":
-        raise ConfigError(
-            f"{folder}: a {kind} adapter is no update of weights that could be added. Combine LoRA adapters, or serve "
-            "both beside each other with workbench.adapters.multi_adapter."
-        )
-    if config.get("trainable_token_indices"):
-        raise ConfigError(
-            f"{folder}: it holds rows of new tokens, which are values and no updates, so a sum of them means nothing. "
-            "Combine adapters that were trained without model.new_tokens."
-        )
-    for key, value in beyond_updates(config).items():
-        raise ConfigError(
-            f"{folder}: {key}={value!r} makes it more than a sum of updates, so adding it up would not be exact. "
-            "Combine adapters of plain lora or rslora."
-        )
 
 
 def beyond_updates(config: Mapping[str, Any]) -> dict[str, Any]:

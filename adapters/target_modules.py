@@ -153,7 +153,23 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
         ConfigError: a name matches no such layer (the nearest that exist are listed).
     """
     if isinstance(targets, str):
-        return short_names(model, _of_role(model, targets))
+        linear = [] if targets == "convolutions" else linear_modules(model)
+        chosen = [name for name in linear if targets == "all-linear" or is_attention(name) == (targets == "attention")]
+        if targets == "convolutions" or (targets == "all-linear" and not linear):
+            chosen = convolutions(model)
+        if targets == "all-layers":
+            chosen = [*linear, *(name for name, module in model.named_modules() if is_convolution(module))]
+        if not chosen and (experts := fused_experts(model)):
+            raise ConfigError(
+                f"adapter.targets: the MLPs of {type(model).__name__} are experts, whose matrices stand in one "
+                f"parameter ({_leaf(next(iter(experts)))}) that targets do not name. "
+                "Write adapter.experts=true, which lora, rslora and lora+ have, or adapter.targets=attention."
+            )
+        if not chosen:
+            cure = " Write adapter.targets=all-linear." if targets != "all-linear" else ""
+            kind = "convolution" if targets == "convolutions" else "linear layer"
+            raise ConfigError(f"adapter.targets: {targets} matches no {kind} of {type(model).__name__}.{cure}")
+        return short_names(model, chosen)
     everywhere = _by_name(model)
     unknown = [name for name in targets if not any(matches(path, name) for path in everywhere)]
     if unknown:
@@ -165,27 +181,6 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
             f"{', convolutions, all-layers' if convolutions(model) else ''}."
         )
     return list(targets)
-
-
-def _of_role(model: PreTrainedModel, role: str) -> list[str]:
-    """Paths of the layers of a role."""
-    linear = [] if role == "convolutions" else linear_modules(model)
-    chosen = [name for name in linear if role == "all-linear" or is_attention(name) == (role == "attention")]
-    if role == "convolutions" or (role == "all-linear" and not linear):
-        chosen = convolutions(model)
-    if role == "all-layers":
-        chosen = [*linear, *(name for name, module in model.named_modules() if is_convolution(module))]
-    if not chosen and (experts := fused_experts(model)):
-        raise ConfigError(
-            f"adapter.targets: the MLPs of {type(model).__name__} are experts, whose matrices stand in one "
-            f"parameter ({_leaf(next(iter(experts)))}) that targets do not name. "
-            "Write adapter.experts=true, which lora, rslora and lora+ have, or adapter.targets=attention."
-        )
-    if not chosen:
-        cure = " Write adapter.targets=all-linear." if role != "all-linear" else ""
-        kind = "convolution" if role == "convolutions" else "linear layer"
-        raise ConfigError(f"adapter.targets: {role} matches no {kind} of {type(model).__name__}.{cure}")
-    return chosen
 
 
 def _by_name(model: PreTrainedModel) -> list[str]:

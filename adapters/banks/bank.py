@@ -95,21 +95,18 @@ class Bank:
             _require_able(folder)
             self.add(name, adapters.load(self.copy(), folder))  # type: ignore[arg-type]
         else:
-            self._join_plain(name, folder)
+            plain: Any = self._plain
+            if not is_plain(_require_able(folder)):
+                raise ConfigError(f"{folder}: no plain LoRA adapter. Load it alone: the others of this bank are.")
+            try:
+                adapters.load(plain, folder, name=name)
+            except WorkbenchError:
+                if name in plain.peft_config:
+                    plain.delete_adapter(name)
+                raise
+            self._route_layers()
         self.members = (*self.members, name)
         return name
-
-    def _join_plain(self, name: str, folder: Path) -> None:
-        plain: Any = self._plain
-        if not is_plain(_require_able(folder)):
-            raise ConfigError(f"{folder}: no plain LoRA adapter. Load it alone: the others of this bank are.")
-        try:
-            adapters.load(plain, folder, name=name)
-        except WorkbenchError:
-            if name in plain.peft_config:
-                plain.delete_adapter(name)
-            raise
-        self._route_layers()
 
     def begin(self, config: Method, *, seed: int, number: int) -> str:
         """Add a fresh, trainable adapter with the initial values that it has alone; returns its name.

@@ -232,7 +232,7 @@ class RoutedLora(Routed, nn.Module, LoraLayer):
             for member, where in self.routing.token_slices(x)
             if member in self.lora_A and where.stop > where.start
         ]
-        half = _half_on_cpu(x)
+        half = x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
         parts = [_in_stretches(part, tokens) if half else part for part in _together(parts, unequal=half)]
         weights = [
             _stacked([self._weight(each, member, x.dtype, part) for member in part.members])
@@ -332,11 +332,6 @@ def _together(parts: Sequence[_Part], *, unequal: bool = False) -> list[_Part]:
             part = last._replace(tokens=tokens, rank=part.rank, members=last.members + part.members)
         merged.append(part)
     return merged
-
-
-def _half_on_cpu(x: Tensor) -> bool:
-    """Whether products run in oneDNN in half precision, which compiles one for each number of tokens."""
-    return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
 
 
 def _agree(first: _Part, second: _Part, *, unequal: bool) -> bool:

@@ -122,7 +122,15 @@ class BankMembers:
                 held = MemberParts(networks)
                 self.backbone.get_submodule(path).add_module(member, held)
                 for name, layer in networks.items():
-                    self._network(member, path, name.removesuffix(CHILD), layer, attached)
+                    kind = name.removesuffix(CHILD)
+                    layer.remove()
+                    config: Any = attached.peft_config[ALONE]
+                    key = (path, kind)
+                    if key not in self._beside:
+                        self._beside[key] = RoutedBottlenecks(
+                            path, kind, self._routing, read=config.beside.get(path, path)
+                        )
+                    self._beside[key].layers[member] = layer
             else:
                 held = self._layer(member, path, own)
             parts.append(held)
@@ -170,14 +178,6 @@ class BankMembers:
         share_latest(own, self._routing.latest)
         layer.add_module(member, held)
         return held
-
-    def _network(self, member: str, path: str, kind: str, layer: BottleneckLayer, attached: PeftModel) -> None:
-        layer.remove()
-        config: Any = attached.peft_config[ALONE]
-        key = (path, kind)
-        if key not in self._beside:
-            self._beside[key] = RoutedBottlenecks(path, kind, self._routing, read=config.beside.get(path, path))
-        self._beside[key].layers[member] = layer
 
 
 def _changed(own: nn.Module, bare: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:

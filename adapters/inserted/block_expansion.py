@@ -56,7 +56,10 @@ class BlockExpansion(Method):
             return str(error)
         if any(not anatomy.is_linear(model.get_submodule(path)) for path in outputs):
             return f"the experts of {name} are no linear layers, whose outputs could begin at zero. {_CURE}"
-        if lists := _per_block(model, len(stacks[0])):
+        blocks = len(stacks[0])
+        settings = anatomy.body_config(model.config).to_dict()
+        listed = [key for key, each in settings.items() if isinstance(each, list) and len(each) == blocks > 1]
+        if lists := [key for key in listed if key not in ("layer_types", "architectures")]:
             return f"the configuration of {name} has {', '.join(lists)} for each of its blocks. {_CURE}"
         return None
 
@@ -96,7 +99,11 @@ class BlockExpansion(Method):
         weight = next(backbone.parameters())
         if weight.device.type == "meta" or isinstance(weight, FakeTensor):
             return
-        inputs = _trial(backbone)
+        if anatomy.reads_pictures(backbone):
+            inputs = {"pixel_values": anatomy.blank_picture(backbone)}
+        else:
+            ids = torch.arange(2, 9, device=backbone.device)[None]
+            inputs = {"input_ids": ids % backbone.config.get_text_config().vocab_size}
         training = model.training
         model.eval()
         with torch.no_grad():
@@ -109,21 +116,3 @@ class BlockExpansion(Method):
                 f"adapter.method={self.method}: the blocks of {type(backbone).__name__} add something even where the "
                 f"outputs of attention and MLP are zero. {_CURE}"
             )
-
-
-def _trial(backbone: PreTrainedModel) -> dict[str, Any]:
-    """A short row, or a picture."""
-    import torch
-
-    if anatomy.reads_pictures(backbone):
-        return {"pixel_values": anatomy.blank_picture(backbone)}
-    return {
-        "input_ids": torch.arange(2, 9, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
-    }
-
-
-def _per_block(model: PreTrainedModel, blocks: int) -> list[str]:
-    """Settings in a backbone's configuration that list a value for each block."""
-    settings = anatomy.body_config(model.config).to_dict()
-    listed = [key for key, each in settings.items() if isinstance(each, list) and len(each) == blocks > 1]
-    return [key for key in listed if key not in ("layer_types", "architectures")]

@@ -65,7 +65,16 @@ class Ia3(Method):
     def _scaled(self, model: PreTrainedModel) -> tuple[list[str], list[str]]:
         """Names of the layers whose outputs are scaled, and of those whose inputs are."""
         if isinstance(self.targets, str):
-            chosen = [*_keys_and_values(model), *_ends_of_mlps(model)]
+            attention = [path for path in linear_modules(model) if is_attention(path)]
+            apart = [path for path in attention if path.rsplit(".", 1)[-1] in KEYS_AND_VALUES]
+            linear = [path for path in linear_modules(model) if not is_attention(path)]
+            mlp_ends = []
+            for block in (block for stack in blocks(model) for block in stack):
+                here = [path for path in linear if path.startswith(f"{block}.")]
+                sizes = {path: features(model.get_submodule(path)) for path in here}
+                width = block_width(model, block)
+                mlp_ends += [path for path in here if sizes[path][1] == width != sizes[path][0]] or here[-1:]
+            chosen = [*(apart or [path for path in attention if path.rsplit(".", 1)[-1] in TOGETHER]), *mlp_ends]
             roles = {path: "attention" if is_attention(path) else "mlp" for path in chosen}
             chosen = [path for path in chosen if self.targets in ("all-linear", roles[path])]
         else:
@@ -78,21 +87,3 @@ class Ia3(Method):
             )
         outputs = [path for path in chosen if is_attention(path)]
         return short_names(model, outputs), short_names(model, [path for path in chosen if path not in outputs])
-
-
-def _keys_and_values(model: PreTrainedModel) -> list[str]:
-    attention = [path for path in linear_modules(model) if is_attention(path)]
-    apart = [path for path in attention if path.rsplit(".", 1)[-1] in KEYS_AND_VALUES]
-    return apart or [path for path in attention if path.rsplit(".", 1)[-1] in TOGETHER]
-
-
-def _ends_of_mlps(model: PreTrainedModel) -> list[str]:
-    """The linear layers outside attention that lead back to the hidden size, or else the last of each block."""
-    linear = [path for path in linear_modules(model) if not is_attention(path)]
-    mlp_ends = []
-    for block in (block for stack in blocks(model) for block in stack):
-        here = [path for path in linear if path.startswith(f"{block}.")]
-        sizes = {path: features(model.get_submodule(path)) for path in here}
-        width = block_width(model, block)
-        mlp_ends += [path for path in here if sizes[path][1] == width != sizes[path][0]] or here[-1:]
-    return mlp_ends

@@ -51,7 +51,18 @@ class _Prefix(VirtualTokens):
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse backbones without a place for keys and values, and attention windows that are too short."""
         if not _cached(model):
-            return self._refusal_in_attention(model)
+            from workbench.adapters.prompts.prefix_tuner import COMPUTED
+
+            implementation = model.config._attn_implementation
+            if not self._places(model):
+                return (
+                    f"{type(model).__name__} does not compute attention by transformers' functions, which is where a "
+                    "prefix stands. Use adapter.method=lora."
+                )
+            if implementation not in COMPUTED:
+                cure = "Write model.attention=sdpa, or use adapter.method=lora."
+                return f"a prefix is not added to {implementation}. {cure}"
+            return None
         if virtual_tokens.cache_sizes(model) is None:
             return (
                 f"{type(model).__name__} keeps no key-value cache of one size in every layer, which is where a prefix "
@@ -63,19 +74,6 @@ class _Prefix(VirtualTokens):
                 f"every layer of {type(model).__name__} looks back {window} tokens, itself included: no text would see "
                 f"the first of {self.virtual_tokens} virtual tokens. Write adapter.virtual_tokens={window - 1}."
             )
-        return None
-
-    def _refusal_in_attention(self, model: PreTrainedModel) -> str | None:
-        from workbench.adapters.prompts.prefix_tuner import COMPUTED
-
-        implementation = model.config._attn_implementation
-        if not self._places(model):
-            return (
-                f"{type(model).__name__} does not compute attention by transformers' functions, which is where a "
-                "prefix stands. Use adapter.method=lora."
-            )
-        if implementation not in COMPUTED:
-            return f"a prefix is not added to {implementation}. Write model.attention=sdpa, or use adapter.method=lora."
         return None
 
     def _places(self, model: PreTrainedModel) -> dict[str, tuple[int, int, int]]:

@@ -122,7 +122,8 @@ def attend(
         position_bias: Added to scores by T5; 0 for virtual tokens, which have no position.
     """
     layer: Any = module.prefix
-    compute = _own_attention(module, layer.implementation)
+    own = vars(sys.modules[type(module).__module__])["eager_attention_forward"]  # each family has one of its own
+    compute: Attention = AttentionInterface().get_interface(layer.implementation, own)
     given = layer.keys_and_values()
     biased = {} if position_bias is None else {"position_bias": position_bias}
     if given is None:
@@ -142,13 +143,6 @@ def attend(
         for added, text in zip(given, (key, value), strict=True)
     )
     return compute(module, query, key, value, attention_mask, **biased, **settings)
-
-
-def _own_attention(module: nn.Module, implementation: str) -> Attention:
-    """The attention function of the backbone itself; each family has an eager one of its own."""
-    own = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
-    attention_forward: Attention = AttentionInterface().get_interface(implementation, own)
-    return attention_forward
 
 
 AttentionInterface.register(PREFIXED, attend)

@@ -72,7 +72,16 @@ class Prompt(_SoftPrompt):
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse a text that is longer than the virtual tokens, and would be cut; and pictures without patches."""
         if anatomy.reads_pictures(model):
-            return self._refusal_of_pictures(model)
+            from workbench.adapters.prompts.visual_prompt_tuner import token_width
+
+            if self.text is not None:
+                return "adapter.init=text is for rows of text. Write adapter.init=random, without adapter.text."
+            if token_width(model) is None:
+                return (
+                    f"the blocks of {type(model).__name__} read no sequence of patches to which tokens can be added. "
+                    "Use adapter.method=lora."
+                )
+            return None
         if self.depth == "deep":
             return "deep prompts are for pictures. Write adapter.method=p-tuning-v2, which has tokens in every layer."
         reason = super().refusal(model)
@@ -88,24 +97,25 @@ class Prompt(_SoftPrompt):
             )
         return None
 
-    def _refusal_of_pictures(self, model: PreTrainedModel) -> str | None:
-        from workbench.adapters.prompts.visual_prompt_tuner import token_width
-
-        if self.text is not None:
-            return "adapter.init=text is for rows of text. Write adapter.init=random, without adapter.text."
-        if token_width(model) is None:
-            return (
-                f"the blocks of {type(model).__name__} read no sequence of patches to which tokens can be added. "
-                "Use adapter.method=lora."
-            )
-        return None
-
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's PromptTuningConfig for this backbone; for pictures the configuration of our tuner."""
         from peft import PromptTuningConfig, PromptTuningInit
 
         if anatomy.reads_pictures(model):
-            return self._visual(model, beside)
+            from workbench.adapters.anatomy import picture_stem
+            from workbench.adapters.prompts.visual_prompt_tuner import VisualPromptConfig, token_width
+
+            width = token_width(model)
+            assert width is not None, "require_fit comes first"
+            return VisualPromptConfig(
+                task_type=anatomy.task(model),
+                virtual_tokens=self.virtual_tokens,
+                width=width,
+                patch=int(picture_stem(model).kernel_size[0]),
+                deep=self.depth == "deep",
+                blocks=anatomy.blocks(model)[0],
+                modules_to_save=beside.heads or None,
+            )
 
         kinds = {
             "vocabulary": PromptTuningInit.SAMPLE_VOCAB,
@@ -120,22 +130,6 @@ class Prompt(_SoftPrompt):
             prompt_tuning_init=kinds[self.init],
             prompt_tuning_init_text=self.text,
             tokenizer_name_or_path=model.config._name_or_path if self.init == "text" else None,
-        )
-
-    def _visual(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        from workbench.adapters.anatomy import picture_stem
-        from workbench.adapters.prompts.visual_prompt_tuner import VisualPromptConfig, token_width
-
-        width = token_width(model)
-        assert width is not None, "require_fit comes first"
-        return VisualPromptConfig(
-            task_type=anatomy.task(model),
-            virtual_tokens=self.virtual_tokens,
-            width=width,
-            patch=int(picture_stem(model).kernel_size[0]),
-            deep=self.depth == "deep",
-            blocks=anatomy.blocks(model)[0],
-            modules_to_save=beside.heads or None,
         )
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:

@@ -92,19 +92,18 @@ class _Originals:
         for name in ("model.safetensors.index.json", "model.safetensors"):
             cached_path = cached_file(self.source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
             if cached_path is not None:
-                self._list(Path(cached_path))
+                path = Path(cached_path)
+                if path.suffix == ".json":
+                    parts = json.loads(path.read_text())["weight_map"]
+                    files = {key: Path(str(cached_file(self.source, part))) for key, part in parts.items()}
+                else:
+                    with safe_open(path, framework="pt") as tensors:
+                        files = dict.fromkeys(tensors.keys(), path)
+                # By the name that transformers gives it when it loads (ViT's are renamed).
+                names = {key: rename_source_key(key, self.renamings, [])[0] for key in files}
+                self.places = {names[key]: (file, key) for key, file in files.items()}
                 return
         raise BackboneError(f"adapter.method=loftq: {self.source} holds no safetensors. Take adapter.method=lora.")
-
-    def _list(self, path: Path) -> None:
-        """File and key of every tensor, by the name that transformers gives it when it loads (ViT's are renamed)."""
-        if path.suffix == ".json":
-            parts = json.loads(path.read_text())["weight_map"]
-            files = {key: Path(str(cached_file(self.source, part))) for key, part in parts.items()}
-        else:
-            with safe_open(path, framework="pt") as tensors:
-                files = dict.fromkeys(tensors.keys(), path)
-        self.places = {rename_source_key(key, self.renamings, [])[0]: (file, key) for key, file in files.items()}
 
     def read(self, path: str, *, transposed: bool) -> Tensor:
         """The weight (O, I) of the linear layer at `path`."""
@@ -360,16 +359,6 @@ def excited_directions(model: PeftModel, sample: Iterable[Mapping[str, Tensor]],
     return by_layer
 
 
-def share_out(components: Mapping[str, Components], *, rank: int) -> dict[str, Tensor]:
-    """Choose the components that explain most, `rank` times as many as there are layers, and group them by layer."""
-    directions = {name: components.directions() for name, components in components.items()}
-    shares = torch.cat([share_K for _, share_K in directions.values()])
-    chosen = torch.zeros_like(shares, dtype=torch.bool)
-    chosen[shares.argsort(descending=True, stable=True)[: rank * len(components)]] = True
-    parts = chosen.split([len(share_K) for _, share_K in directions.values()])
-    return {name: KI[: int(part.sum())] for (name, (KI, _)), part in zip(directions.items(), parts, strict=True)}
-
-
 def start_along_inputs(model: PeftModel, sample: Iterable[Mapping[str, Tensor]], *, rank: int, rho: float) -> None:
     """Set every LoRA layer's rank and A from the leading components of its inputs, and B to zero.
 
@@ -377,7 +366,14 @@ def start_along_inputs(model: PeftModel, sample: Iterable[Mapping[str, Tensor]],
         sample: Model inputs; rows without padding, which would count as data.
         rho: Times `rank` that a layer may have; a layer that deserves none has no adapter.
     """
-    directions = share_out(excited_directions(model, sample, math.ceil(rho * rank)), rank=rank)
+    components = excited_directions(model, sample, math.ceil(rho * rank))
+    # The components that explain most, `rank` times as many as there are layers, by layer.
+    found = {name: each.directions() for name, each in components.items()}
+    shares = torch.cat([share_K for _, share_K in found.values()])
+    chosen = torch.zeros_like(shares, dtype=torch.bool)
+    chosen[shares.argsort(descending=True, stable=True)[: rank * len(components)]] = True
+    parts = chosen.split([len(share_K) for _, share_K in found.values()])
+    directions = {name: KI[: int(part.sum())] for (name, (KI, _)), part in zip(found.items(), parts, strict=True)}
     config: Any = model.peft_config["default"]
     config.init_lora_weights, config.eva_config = "eva", EvaConfig(rho=rho)
     initialize_lora_eva_weights(model, eva_state_dict=dict(directions))

@@ -89,9 +89,23 @@ class RankSchedule:
     def after_step(self, step: int) -> None:
         """Update the importances and remove the least important ranks; after the last allocation, keep them removed."""
         if step <= self.budget.end:
-            self._observe()
+            beta = self.memory  # moving averages of |value * gradient|, and of how much it varies (paper, eq. 9 and 10)
+            for name, layer in self.layers.items():
+                for part, each in _named(layer):
+                    assert each.grad is not None
+                    average, variation = self.sensitivity[f"{name}|{part}"], self.uncertainty[f"{name}|{part}"]
+                    now = (each * each.grad).abs()
+                    average.lerp_(now, 1 - beta)
+                    variation.lerp_((now - average).abs(), 1 - beta)
             if step == self.budget.end or (step > self.budget.begin and step % self.interval == 0):
-                self._allocate(self.budget.at(step, first=self.first, last=self.last))
+                importance = torch.cat([self._importance_R(name) for name in self.layers])
+                chosen = torch.zeros_like(importance, dtype=torch.bool)
+                budget = self.budget.at(step, first=self.first, last=self.last)
+                chosen[importance.argsort(descending=True, stable=True)[:budget]] = True
+                sizes = [len(layer.E_R1) for layer in self.layers.values()]
+                for kept_R1, chosen_R in zip(self.kept.values(), chosen.split(sizes), strict=True):
+                    kept_R1.copy_(chosen_R[:, None])
+                self._mask()
         else:
             self._mask()
 
@@ -108,30 +122,10 @@ class RankSchedule:
         for key, value in self.state().items():
             value.copy_(state[key])
 
-    def _observe(self) -> None:
-        """Moving averages of |value * gradient| and of how much it varies (paper, eq. 9 and 10)."""
-        beta = self.memory
-        for name, layer in self.layers.items():
-            for part, each in _named(layer):
-                assert each.grad is not None
-                average, variation = self.sensitivity[f"{name}|{part}"], self.uncertainty[f"{name}|{part}"]
-                now = (each * each.grad).abs()
-                average.lerp_(now, 1 - beta)
-                variation.lerp_((now - average).abs(), 1 - beta)
-
     def _importance_R(self, name: str) -> Tensor:
         """Importance of each triplet: that of its value, plus the means over its row and its column (paper, eq. 7)."""
         A_RI, E_R1, B_OR = (self.sensitivity[f"{name}|{part}"] * self.uncertainty[f"{name}|{part}"] for part in "AEB")
         return E_R1.flatten() + A_RI.mean(dim=1) + B_OR.mean(dim=0)
-
-    def _allocate(self, budget: int) -> None:
-        importance = torch.cat([self._importance_R(name) for name in self.layers])
-        chosen = torch.zeros_like(importance, dtype=torch.bool)
-        chosen[importance.argsort(descending=True, stable=True)[:budget]] = True
-        sizes = [len(layer.E_R1) for layer in self.layers.values()]
-        for kept_R1, chosen_R in zip(self.kept.values(), chosen.split(sizes), strict=True):
-            kept_R1.copy_(chosen_R[:, None])
-        self._mask()
 
     def _mask(self) -> None:
         for name, layer in self.layers.items():

@@ -5,7 +5,7 @@ Legend: O outputs, I inputs, P places.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,20 @@ def moved_furthest(model: PeftModel, folder: Path) -> None:
         BackboneError: It is another model, or equal to the backbone.
     """
     backbone: Any = model.get_base_model()
-    ends = _trained(type(backbone), folder)
+    kind = type(backbone)
+    try:
+        trained_model = kind.from_pretrained(str(folder), dtype="auto")
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise BackboneError(
+            f"adapter.trained={folder}: it cannot be read as a {kind.__name__} "
+            f"({str(error).splitlines()[0]}). Name a full training of the same backbone."
+        ) from None
+    layers = dict(trained_model.named_modules())
+
+    def ends(path: str) -> Tensor | None:
+        layer = layers.get(path)
+        return layer.weight.detach() if isinstance(layer, nn.Linear) else None
+
     moved = 0.0
     for path, layer in _layers(model).items():
         weight_OI = layer.get_base_layer().weight
@@ -98,24 +111,6 @@ def moved_furthest(model: PeftModel, folder: Path) -> None:
             f"adapter.trained={folder}: no weight moved from {backbone.config._name_or_path}. Name a model that "
             "has trained."
         )
-
-
-def _trained(kind: Any, folder: Path) -> Callable[[str], Tensor | None]:
-    """Weights of the layers of a saved model, by path; None where it has no such layer."""
-    try:
-        trained_model = kind.from_pretrained(str(folder), dtype="auto")
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise BackboneError(
-            f"adapter.trained={folder}: it cannot be read as a {kind.__name__} "
-            f"({str(error).splitlines()[0]}). Name a full training of the same backbone."
-        ) from None
-    layers = dict(trained_model.named_modules())
-
-    def weight(path: str) -> Tensor | None:
-        layer = layers.get(path)
-        return layer.weight.detach() if isinstance(layer, nn.Linear) else None
-
-    return weight
 
 
 def _layers(model: nn.Module) -> dict[str, Any]:

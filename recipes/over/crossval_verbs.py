@@ -22,9 +22,8 @@ from workbench.models import classifier
 from workbench.recipes.over.crossval_labelled import prepare
 from workbench.recipes.task import PredictionTable, ScoringOptions
 from workbench.recipes.tasks.classify import picture_checks, served_classes
-from workbench.recipes.tasks.classify.class_verbs import chosen_examples, notes
 from workbench.recipes.tasks.classify.picture_checks import PictureFindings
-from workbench.recipes.tasks.classify.task import ClassTask
+from workbench.recipes.tasks.classify.task import ClassTask, chosen_examples, notes
 from workbench.training.optim.schedules import total_steps
 
 

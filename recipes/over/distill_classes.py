@@ -36,7 +36,7 @@ from workbench.training.optim.schedules import total_steps
 from workbench.training.signal import Loss, TrainingSignal
 
 if TYPE_CHECKING:
-    from workbench.recipes.tasks.classify.class_verbs import ClassInspection
+    from workbench.recipes.tasks.classify.task import ClassInspection
 
 Scores = dict[str, Any]
 

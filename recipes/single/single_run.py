@@ -184,7 +184,17 @@ class SingleRun(ABC, Generic[M, R]):
         if not self.placement.scores:
             return {}
         self.callback.say("Scoring what was saved ...")
-        under = self._scored_late()
+        if self.placement.cuts_weights or (self.run.path / "before.json").exists():
+            under = None
+        else:
+            backbone = self._load_backbone()
+            start = self.untrained(backbone)
+            assert start is not None, "of other recipes before.json says what nothing was learnt scores"
+            self.callback.say("Scoring the backbone without its adapter ...")
+            if self.run.ranks.first and self.config.evaluate.every is not None:
+                AnswerSamples(self.run, self.sampled).take_untrained(start)
+            self.write_before(start)
+            under = None if isinstance(self.config.adapter, Full) else backbone
         with run.deadline.phase("load"):
             saved = self.load() if under is None else self.load_over(under)
         kernels.tile_mlps(saved.model, self.config)
@@ -292,19 +302,6 @@ class SingleRun(ABC, Generic[M, R]):
     def unscored(self) -> bool:
         """Whether this process is to score what training starts from, which nobody did yet."""
         return not self.run.ranks.agreed((self.run.path / "before.json").exists()) and self.placement.scores
-
-    def _scored_late(self) -> Backbone | None:
-        """The backbone as it came, where nobody scored it before training: it is now, and may take the adapter."""
-        if self.placement.cuts_weights or (self.run.path / "before.json").exists():
-            return None
-        backbone = self._load_backbone()
-        start = self.untrained(backbone)
-        assert start is not None, "of other recipes before.json says what nothing was learnt scores"
-        self.callback.say("Scoring the backbone without its adapter ...")
-        if self.run.ranks.first and self.config.evaluate.every is not None:
-            AnswerSamples(self.run, self.sampled).take_untrained(start)
-        self.write_before(start)
-        return None if isinstance(self.config.adapter, Full) else backbone
 
     def untrained(self, backbone: Backbone) -> M | None:
         """The start that scores are compared with, a backbone by itself; None where that says nothing."""

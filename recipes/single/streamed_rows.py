@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from workbench.config import RunConfig
-from workbench.config.checks import streaming_checks
-from workbench.config.sections.streaming_config import StreamingConfig
+from workbench.config.checks import row_checks
+from workbench.config.sections.sources_config import StreamingConfig
 from workbench.data import streaming
 from workbench.data.streaming import RowStream
 from workbench.runs.ranks import ALONE, Ranks
@@ -20,7 +20,7 @@ def local(config: RunConfig, ranks: Ranks = ALONE, say: Callable[[str], None] = 
     data = config.data
     if not data.streaming.on:
         return config
-    counts = streaming_checks.rows(config)
+    counts = row_checks.streamed_rows(config)
     own = data.training_files
     streams = {name: RowStream(own[name].train, counts[name], data.streaming.share, config.rows_seed) for name in own}
     here = {name: str(streaming.take(stream, say)) for name, stream in streams.items()} if ranks.first else {}

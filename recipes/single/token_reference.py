@@ -78,8 +78,20 @@ def find(wanted: Wanted, config: RunConfig, tokenizer: PreTrainedTokenizerBase) 
     """
     reference = named(wanted, config)
     with _named_in_errors(wanted):
-        _require_same_kind(wanted.key, reference.source, config)
-        _require_same_tokens(wanted.key, reference.source, tokenizer)
+        source, name = reference.source, f"{wanted.key}={reference.source.name}"
+        if len(source.adapters) > 1 or (source.config is not None and not source.config.task.writes_text):
+            assert source.config is not None
+            raise ConfigError(
+                f"{name}: its run is of recipe={source.config.recipe}, which predicts no tokens as this one "
+                "does. Name a run of recipe=sft on rows to be trusted, or a model."
+            )
+        theirs, mine = source.hub_config(), backbones.hub_config(config.model)
+        if theirs.is_encoder_decoder != mine.is_encoder_decoder:
+            raise ConfigError(
+                f"{name}: of it and {config.model.id} one has a decoder beside its encoder and one has none, "
+                "so that they do not read the same rows. Name a model of the same kind."
+            )
+        _require_same_tokens(wanted.key, source, tokenizer)
     return reference
 
 
@@ -188,21 +200,6 @@ def _named_in_errors(wanted: Wanted) -> Iterator[None]:
         section = wanted.key.rpartition(".")[0]
         text = str(error).replace("distill.teacher.id", wanted.key).replace("distill.teacher.", f"{section}.")
         raise type(error)(text.replace("distill.teacher", wanted.key)) from None
-
-
-def _require_same_kind(key: str, source: TeacherSource, config: RunConfig) -> None:
-    if len(source.adapters) > 1 or (source.config is not None and not source.config.task.writes_text):
-        assert source.config is not None
-        raise ConfigError(
-            f"{key}={source.name}: its run is of recipe={source.config.recipe}, which predicts no tokens as this one "
-            "does. Name a run of recipe=sft on rows to be trusted, or a model."
-        )
-    theirs, mine = source.hub_config(), backbones.hub_config(config.model)
-    if theirs.is_encoder_decoder != mine.is_encoder_decoder:
-        raise ConfigError(
-            f"{key}={source.name}: of it and {config.model.id} one has a decoder beside its encoder and one has none, "
-            "so that they do not read the same rows. Name a model of the same kind."
-        )
 
 
 def _require_same_tokens(key: str, source: TeacherSource, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -16,8 +16,6 @@ from workbench.config.expansions import search_expansion, sweep_expansion
 from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data import resampling
 from workbench.data.batching import Examples
-from workbench.data.labelled.fold_data import FoldData
-from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.models import backbones
@@ -28,8 +26,8 @@ from workbench.recipes.over.crossval_verbs import CrossvalInspection
 from workbench.recipes.over.sweep_tasks import require_members
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.task import implementation
-from workbench.recipes.tasks.classify.class_verbs import ClassInspection
-from workbench.recipes.tasks.embed.embed_verbs import EmbedInspection
+from workbench.recipes.tasks.classify.task import ClassInspection
+from workbench.recipes.tasks.embed.task import EmbedInspection
 from workbench.recipes.verbs import start_checks
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.training import layer_and_token_drop, packing
@@ -74,10 +72,24 @@ def _inspected(config: RunConfig) -> AnyInspection:
         return student
     inspection, task = _looked_at(config), implementation(config)
     model = backbones.skeleton(inspection.config.model, task=task.head(inspection))
+    data = inspection.config.data
+    if isinstance(inspection, CrossvalInspection):
+        train_N = max((split.train_N for split in inspection.data.folds.splits()), key=np.count_nonzero)
+        rows: Examples = inspection.data.rows.subset(train_N)
+    else:
+        rows = inspection.data.train
+    if not data.sources:  # which `_text` has mixed
+        row_order(rows, inspection.config, inspection.steps, ALONE)
+    ordered = [data.curriculum.in_words(), *_extremes(rows, data.curriculum)] if data.curriculum.by != "none" else []
+    weight_N = rows.weights if isinstance(rows, TokenizedSet) else rows.supervised
+    weighed = resampling.weights_in_words(weight_N) if data.weighs else []
     notes = [
         *inspection.notes,
         *_scored_sets(inspection),
-        *_order(inspection),
+        *data.select.in_words(),
+        *weighed,
+        *ordered,
+        *([data.sampling.in_words()] if data.sampling.by != "all" else []),
         *inspection.config.regularise.in_words(),
         *inspection.config.layer_drop.in_words(),
         *layer_and_token_drop.always_computed(inspection.config, model),
@@ -101,40 +113,31 @@ def _looked_at(config: RunConfig) -> AnyInspection:
         return crossval_verbs.inspect(config)
 
     if not over.ships:
-        return _of_fleet(config)
+        inspections: dict[str, Inspection | ClassInspection] = {}
+        mistakes: list[str] = []
+        for trial in fleet_training.trials(config):
+            own = streamed_rows.local(trial.config)
+            try:
+                inspections[trial.name] = implementation(own).inspect(own)
+            except WorkbenchError as error:
+                mistakes.append(f"fleet.members.{trial.name}: {error}")
+        if mistakes:
+            raise ConfigError("\n  ".join(mistakes))
+        name, first = next(iter(inspections.items()))
+        limit = config.fleet.at_once
+        how = "as many at a time as memory holds" if limit == "auto" else f"{limit} at a time"
+        ends = ", ".join(f"{each} {one.steps or '?'} steps" for each, one in list(inspections.items())[:8])
+        more = ", ..." if len(inspections) > 8 else ""
+        notes = [f"{len(inspections)} members, {how}: {ends}{more}. The first is shown: {name}.", *first.notes]
+        return replace(first, notes=notes)
     return _at_the_ends(config) if over.own_clock else _first_member(config)
 
 
 def _scored_sets(inspection: AnyInspection) -> Iterator[str]:
-    """Yield the sizes of evaluation sets that consist of several."""
     splits = inspection.data._asdict()
     for name, title in {"held_out": "Held-out", "test": "Test"}.items():
         if (rows := splits.get(name)) is not None and rows.sources:
             yield f"{title} rows: {', '.join(f'{name} {count:,}' for name, count in rows.rows_by_source.items())}."
-
-
-def _order(inspection: AnyInspection) -> list[str]:
-    """Sentences on who chooses rows, on their weights, and on the curriculum or the sampler, if there is any.
-
-    Raises:
-        ConfigError: The sampler would never act.
-        DataError: No row is easier than another.
-    """
-    data = inspection.config.data
-    rows = _of_a_fold(inspection.data) if isinstance(inspection, CrossvalInspection) else inspection.data.train
-    if not data.sources:  # which `_text` has mixed
-        row_order(rows, inspection.config, inspection.steps, ALONE)
-    ordered = [data.curriculum.in_words(), *_extremes(rows, data.curriculum)] if data.curriculum.by != "none" else []
-    weight_N = rows.weights if isinstance(rows, TokenizedSet) else rows.supervised
-    weighed = resampling.weights_in_words(weight_N) if data.weighs else []
-    return (
-        data.select.in_words() + weighed + ordered + ([data.sampling.in_words()] if data.sampling.by != "all" else [])
-    )
-
-
-def _of_a_fold(data: FoldData) -> LabelledSet:
-    """The training rows of the fold that has the most."""
-    return data.rows.subset(max((split.train_N for split in data.folds.splits()), key=np.count_nonzero))
 
 
 def _extremes(rows: Examples, curriculum: CurriculumConfig) -> list[str]:
@@ -166,31 +169,6 @@ def _first_member(config: RunConfig) -> Inspection | ClassInspection:
     how = "together in one bank" if why is None else f"one after another: {why}"
     shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
     return replace(inspection, notes=[f"{len(names)} members, {how}. The first is shown: {shown}.", *inspection.notes])
-
-
-def _of_fleet(config: RunConfig) -> Inspection | ClassInspection:
-    """Findings on the first member of a fleet; what is wrong with any is told by name.
-
-    Raises:
-        ConfigError: Members would fail; each is named.
-    """
-    inspections: dict[str, Inspection | ClassInspection] = {}
-    mistakes: list[str] = []
-    for trial in fleet_training.trials(config):
-        own = streamed_rows.local(trial.config)
-        try:
-            inspections[trial.name] = implementation(own).inspect(own)
-        except WorkbenchError as error:
-            mistakes.append(f"fleet.members.{trial.name}: {error}")
-    if mistakes:
-        raise ConfigError("\n  ".join(mistakes))
-    name, first = next(iter(inspections.items()))
-    limit = config.fleet.at_once
-    how = "as many at a time as memory holds" if limit == "auto" else f"{limit} at a time"
-    ends = ", ".join(f"{each} {one.steps or '?'} steps" for each, one in list(inspections.items())[:8])
-    more = ", ..." if len(inspections) > 8 else ""
-    notes = [f"{len(inspections)} members, {how}: {ends}{more}. The first is shown: {name}.", *first.notes]
-    return replace(first, notes=notes)
 
 
 def _at_the_ends(config: RunConfig) -> Inspection | ClassInspection:

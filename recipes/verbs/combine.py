@@ -11,8 +11,7 @@ from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from workbench.adapters import Full, Lora, combine
-from workbench.adapters.combine import CombinationError, Updates
-from workbench.config import RunConfig
+from workbench.adapters.combine import CombinationError
 from workbench.errors import ConfigError
 from workbench.recipes.verbs import merge
 from workbench.runs import files, run_directory
@@ -73,29 +72,6 @@ def combine_runs(
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
     configs = [run_directory.shipped_config(run, Trust(trust)) for run in sources]
-    _require_alike(sources, configs)
-    saved = [combine.read(run / "adapter") for run in sources]
-    total = combine.weighted_sum(saved, weights)
-    updates = total if rank is None else combine.nearest(total, rank)
-
-    ranks = [len(each.down_RI) for each in updates.values()]
-    section = Lora(rank=max(ranks), alpha=max(ranks), targets=tuple(sorted(updates)))
-    run = run_directory.start(out, configs[0].model_copy(update={"adapter": section}), resume=False)
-    try:
-        with files.new_folder(run.adapter) as folder:
-            written = combine.write(updates, folder, like=saved[0])
-            _copy_beside([source / "adapter" for source in sources], folder)
-        combination = Combined(combine.error(written, total), (min(ranks), max(ranks)), _size(written))
-        data = files.read_json(sources[0] / "manifest.json").get("data")
-        parts = [{"run": str(run), "weight": weight} for run, weight in zip(sources, weights, strict=True)]
-        run.note(status="done", data=data, combined={"of": parts, "rank": rank, "error": combination.error.overall})
-    finally:
-        run.close()
-    return combination
-
-
-def _require_alike(sources: Sequence[Path], configs: Sequence[RunConfig]) -> None:
-    """Refuse runs over different backbones, or that render a prompt differently."""
     for source, config in zip(sources, configs, strict=True):
         if isinstance(config.adapter, Full):
             raise ConfigError(f"{source} is fully trained: it has no adapter. Combine LoRA runs.")
@@ -119,6 +95,28 @@ def _require_alike(sources: Sequence[Path], configs: Sequence[RunConfig]) -> Non
                     f"{source} and {sources[0]} differ in adapter/{name}, so that they read the same text "
                     "differently. Combine runs with one tokenizer and one chat template, or one pooling and prefixes."
                 )
+    saved = [combine.read(run / "adapter") for run in sources]
+    total = combine.weighted_sum(saved, weights)
+    updates = total if rank is None else combine.nearest(total, rank)
+
+    ranks = [len(each.down_RI) for each in updates.values()]
+    section = Lora(rank=max(ranks), alpha=max(ranks), targets=tuple(sorted(updates)))
+    run = run_directory.start(out, configs[0].model_copy(update={"adapter": section}), resume=False)
+    try:
+        with files.new_folder(run.adapter) as folder:
+            written = combine.write(updates, folder, like=saved[0])
+            _copy_beside([source / "adapter" for source in sources], folder)
+        combination = Combined(
+            combine.error(written, total),
+            (min(ranks), max(ranks)),
+            sum(tensor.numel() for update in written.values() for tensor in update),
+        )
+        data = files.read_json(sources[0] / "manifest.json").get("data")
+        parts = [{"run": str(run), "weight": weight} for run, weight in zip(sources, weights, strict=True)]
+        run.note(status="done", data=data, combined={"of": parts, "rank": rank, "error": combination.error.overall})
+    finally:
+        run.close()
+    return combination
 
 
 def _content(path: Path) -> bytes | None:
@@ -142,7 +140,3 @@ def _copy_beside(adapters: Sequence[Path], folder: Path) -> None:
         stops |= {eos_ids} if isinstance(eos_ids, int) else set(eos_ids)
     generation.eos_token_id = sorted(stops)
     generation.save_pretrained(folder)
-
-
-def _size(updates: Updates) -> int:
-    return sum(tensor.numel() for update in updates.values() for tensor in update)

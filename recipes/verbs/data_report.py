@@ -7,24 +7,124 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
+from transformers import PreTrainedTokenizerBase
 
-from workbench.config import RunConfig
+from workbench.config import DataConfig, RunConfig, model_heads
 from workbench.config.sections.distill_config import TEACHER
+from workbench.data.batching import Indices, evenly_spaced
+from workbench.data.text import tokenized
+from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.quality import survey
 from workbench.data.text.quality.survey import Findings, SourceRows
 from workbench.data.text.row_encoder import row_encoder
-from workbench.errors import ConfigError
-from workbench.models import backbones
+from workbench.data.text.token_masking import MlmEncoder
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.evaluation import perplexity as perplexities
+from workbench.evaluation.frozen_features import LARGEST
+from workbench.models import backbones, output_heads
 from workbench.recipes.load import Recipe, load
 from workbench.recipes.over import distill
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.task import RowFile, implementation
 from workbench.recipes.tasks.sft.text_run import read_template
-from workbench.recipes.verbs import row_perplexities
-from workbench.recipes.verbs.row_perplexities import SampleSize
 from workbench.report import data_page
 from workbench.runs import files
+
+MOST = 1000
+"""Rows of a file that `auto` reads at most."""
+WORK = {"cpu": 1e12, "cuda": 1e15}
+"""Floating-point operations of some seconds, by device, that `auto` spends."""
+
+
+class Perplexities(NamedTuple):
+    """Perplexity of the supervised tokens of some rows of each file: by its title, then by file and row."""
+
+    by_row: dict[str, dict[str, float]]
+    note: str = ""
+    """Why there is none, where some were to be expected."""
+
+
+class SampleSize(NamedTuple):
+    """Rows of each file that are read."""
+
+    rows: int | None = None
+    """At most so many, evenly spaced; None: all."""
+    cheap: bool = False
+    """Fewer where the backbone is large, and none where it would have to be fetched."""
+
+
+def sample_size(wanted: str, config: RunConfig) -> SampleSize | None:
+    """The sample that `--perplexity` asks for; None where there is to be none.
+
+    Raises:
+        ConfigError: It is none of auto, all, off and a number, or the recipe learns no tokens.
+    """
+    known = {"auto": SampleSize(MOST, cheap=True), "all": SampleSize(), "off": None}
+    if wanted not in known and not (wanted.isdecimal() and int(wanted)):
+        raise ConfigError(f"--perplexity={wanted}: write auto, all, off, or a number of rows such as 500.")
+    if config.task.tokens:
+        return known[wanted] if wanted in known else SampleSize(int(wanted))
+    if wanted not in ("auto", "off"):
+        raise ConfigError(
+            f"--perplexity is measured on the tokens that a recipe learns, and recipe={config.recipe} learns labels. "
+            "Leave it out."
+        )
+    return None
+
+
+def row_perplexities(
+    config: RunConfig,
+    sources: Sequence[tuple[str, DataConfig]],
+    tokenizer: PreTrainedTokenizerBase,
+    template: ChatEncoder | MlmEncoder,
+    size: SampleSize,
+) -> Perplexities:
+    """Perplexities of a sample of each file, by the backbone.
+
+    Args:
+        sources: Title of each file, and the settings that read it as training rows.
+    """
+    try:
+        work = None
+        if size.cheap:
+            parameters = sum(
+                each.numel() for each in backbones.skeleton(config.model, task=model_heads.of(config)).parameters()
+            )
+            if parameters > LARGEST or not backbones.weights_are_local(config.model):
+                why = "is not on this machine" if parameters <= LARGEST else f"has over {LARGEST // 10**6} M parameters"
+                return Perplexities(
+                    {}, f"Perplexities were not measured: {config.model.id} {why}. Write --perplexity 500."
+                )
+            work = WORK[backbones.device().type] / (2 * parameters) / len(sources)
+        backbone = backbones.load(config.model, tokenizer, task=model_heads.of(config))
+        head = output_heads.find(backbone.model, backbone.model)
+        by_title = {}
+        for title, own in sources:
+            rows = tokenized.read(own.train, own, tokenizer, template, limit=own.limit)
+            sample = rows.subset(_spread(rows.lengths, size.rows, work))
+            losses = perplexities.row_likelihoods(backbone.model, head, sample)
+            sums: dict[str, tuple[float, int]] = {}
+            for row, (loss, _, count) in enumerate(losses):
+                place = tokenized.example_of(sample.place(row))
+                before = sums.get(place, (0.0, 0))
+                sums[place] = before[0] + loss, before[1] + count
+            by_title[title] = {place: float(np.exp(loss / count)) for place, (loss, count) in sums.items()}
+        return Perplexities(by_title)
+    except WorkbenchError as error:
+        if not size.cheap:
+            raise
+        return Perplexities({}, f"Perplexities were not measured: {error}")
+
+
+def _spread(length_N: Indices, most: int | None, work: float | None) -> Indices:
+    """Numbers of at most `most` rows, evenly spaced, fewer where their tokens would be more than `work`."""
+    count = len(length_N) if most is None else min(most, len(length_N))
+    if work is not None:
+        count = max(1, min(count, int(work / length_N.mean())))
+    return evenly_spaced(len(length_N), count)
+
 
 PAGE, FLAGS, PERPLEXITIES = "data.html", "flags.parquet", "perplexity.parquet"
 
@@ -76,14 +176,34 @@ def data_report(
         ['split', 'row', 'rule', 'value', 'note', 'text']
     """
     config, out = _plain(streamed_rows.local(load(recipe, overrides))), Path(out)
-    size = row_perplexities.sample_size(perplexity, config)
+    size = sample_size(perplexity, config)
     files.require_writable(out / PAGE)
     lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_row": "skip"})})
-    read = _read(lenient, size)
+    sources = list(_sources(lenient))
+    read = implementation(lenient).survey(lenient, sources)
+    if size is not None:
+        tokenizer = backbones.tokenizer(lenient.model)
+        base = row_encoder(lenient, backbones.hub_config(lenient.model), tokenizer, template=read_template(lenient))
+        by_title, note = row_perplexities(lenient, [each[:2] for each in sources], tokenizer, base, size)
+        read[0] = replace(read[0], notes=(note,) if note else ())
+        read = [replace(each, perplexities=_numbered(each, by_title.get(each.title, {}))) for each in read]
     report = DataReport(config, survey.examine(read), out / PAGE, out / FLAGS)
-    files.write_bytes(report.flags, _table(report.findings).to_parquet())
+    columns: Mapping[str, list[object]] = {
+        "split": [each.read.title for each in report.findings for _ in each.flags],
+        "row": [flag.place for each in report.findings for flag in each.flags],
+        "rule": [flag.rule for each in report.findings for flag in each.flags],
+        "value": [flag.value for each in report.findings for flag in each.flags],
+        "note": [flag.note for each in report.findings for flag in each.flags],
+        "text": [each.text(flag)[: data_page.KEPT] for each in report.findings for flag in each.flags],
+    }
+    files.write_bytes(report.flags, pd.DataFrame(columns).to_parquet())
     if any(each.read.perplexities for each in report.findings):
-        files.write_bytes(out / PERPLEXITIES, _perplexity_table(report.findings).to_parquet())
+        lines = [
+            (each.read.title, each.read.rows[row].place, value)
+            for each in report.findings
+            for row, value in each.read.perplexities.items()
+        ]
+        files.write_bytes(out / PERPLEXITIES, pd.DataFrame(lines, columns=["split", "row", "perplexity"]).to_parquet())
     files.write_bytes(report.page, data_page.page(name or config.recipe, config.data, report.findings).encode())
     return report
 
@@ -104,7 +224,6 @@ def _plain(config: RunConfig) -> RunConfig:
 
 
 def _sources(config: RunConfig) -> Iterator[RowFile]:
-    """Yield each file that the recipe names."""
     data = config.data
     for name, own in data.training_files.items():
         yield RowFile(_titled("Train", name), own, True)
@@ -117,42 +236,5 @@ def _titled(title: str, name: str) -> str:
     return f"{title}: {name}" if name else title
 
 
-def _read(config: RunConfig, size: SampleSize | None) -> list[SourceRows]:
-    """The rows of every file that the recipe names, with perplexities where the backbone reads some."""
-    sources = list(_sources(config))
-    read = implementation(config).survey(config, sources)
-    if size is None:
-        return read
-    tokenizer = backbones.tokenizer(config.model)
-    base = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
-    by_title, note = row_perplexities.measure(config, [each[:2] for each in sources], tokenizer, base, size)
-    read[0] = replace(read[0], notes=(note,) if note else ())
-    return [replace(each, perplexities=_numbered(each, by_title.get(each.title, {}))) for each in read]
-
-
 def _numbered(read: SourceRows, by_place: Mapping[str, float]) -> dict[int, float]:
-    """Perplexities by the numbers of the rows."""
     return {number: by_place[row.place] for number, row in enumerate(read.rows) if row.place in by_place}
-
-
-def _perplexity_table(findings: list[Findings]) -> pd.DataFrame:
-    """A line for each row that the backbone read."""
-    lines = [
-        (each.read.title, each.read.rows[row].place, value)
-        for each in findings
-        for row, value in each.read.perplexities.items()
-    ]
-    return pd.DataFrame(lines, columns=["split", "row", "perplexity"])
-
-
-def _table(findings: list[Findings]) -> pd.DataFrame:
-    """A line for each flag: which rows it is of, file and row, rule, value, note, and the text of the row, cut."""
-    columns: Mapping[str, list[object]] = {
-        "split": [each.read.title for each in findings for _ in each.flags],
-        "row": [flag.place for each in findings for flag in each.flags],
-        "rule": [flag.rule for each in findings for flag in each.flags],
-        "value": [flag.value for each in findings for flag in each.flags],
-        "note": [flag.note for each in findings for flag in each.flags],
-        "text": [each.text(flag)[: data_page.KEPT] for each in findings for flag in each.flags],
-    }
-    return pd.DataFrame(columns)

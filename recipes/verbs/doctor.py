@@ -92,7 +92,6 @@ def _unmet(requirements: list[str]) -> Iterator[str]:
 
 
 def _version(name: str) -> str | None:
-    """The version of an installed package; None where it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

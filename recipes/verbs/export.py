@@ -18,10 +18,10 @@ from workbench.models.exporting import card, lora_limits
 from workbench.models.exporting.card import CardFacts
 from workbench.models.exporting.lora_limits import MERGE
 from workbench.recipes.task import OutputError, implementation
-from workbench.recipes.tasks.classify.class_verbs import Gap
-from workbench.recipes.tasks.embed.embed_verbs import Angle
+from workbench.recipes.tasks.classify.task import Gap
+from workbench.recipes.tasks.embed.task import Angle
 from workbench.recipes.verbs import export_targets, merge
-from workbench.recipes.verbs.export_targets import Form, Source, Writer, WrittenExport
+from workbench.recipes.verbs.export_targets import Form, Source, Writer
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
 
@@ -112,8 +112,14 @@ def export(
         True
     """
     run, out = Path(run), Path(out)
-    target = _target(to)
-    precision = _precision(to, weights)
+    if to not in TARGETS:
+        raise ConfigError(f"--to {to}: expected {', '.join(TARGETS)}.")
+    target = TARGETS[to]
+    precision = weights or ("float32" if to == "onnx" else "bfloat16")
+    if precision not in DTYPES:
+        raise ConfigError(f"--weights {precision}: expected {', '.join(DTYPES)}.")
+    if to == "onnx" and precision != "float32":
+        raise ConfigError(f"--weights {precision}: --to onnx writes float32, which onnxruntime computes everywhere.")
     if normalise and whole:
         raise ConfigError("--normalise writes an adapter and --merge a whole model. Write one of them.")
     if out.exists():
@@ -121,48 +127,40 @@ def export(
     if push is not None:
         card.require_repository_name(push)
     config = run_directory.shipped_config(run, Trust(trust))
-    form = _form(run, config, to, normalise=normalise, whole=whole)
-    _require_supported(run, config, to, form)
-    _require_packages(to, target)
-    files.require_writable(out)
-    source = Source(run, config, implementation(config).outputs(run, config), form, precision)
-    with files.new_folder(out) as folder:
-        written = target.write(source, folder)
-        _require_close(source, written.error)
-        facts = _card_facts(source, to, written, command)
-        values = config.model_dump(mode="json")
-        card.write(run, folder, values, facts, out=out)
-    pushed = None if push is None else card.push_to_hub(out, push)
-    return Exported(facts.form, facts.error, written.usage.replace("DIR", str(out)), pushed)
-
-
-def _target(name: str) -> Target:
-    if name not in TARGETS:
-        raise ConfigError(f"--to {name}: expected {', '.join(TARGETS)}.")
-    return TARGETS[name]
-
-
-def _precision(to: str, weights: str | None) -> str:
-    precision = weights or ("float32" if to == "onnx" else "bfloat16")
-    if precision not in DTYPES:
-        raise ConfigError(f"--weights {precision}: expected {', '.join(DTYPES)}.")
-    if to == "onnx" and precision != "float32":
-        raise ConfigError(f"--weights {precision}: --to onnx writes float32, which onnxruntime computes everywhere.")
-    return precision
-
-
-def _form(run: Path, config: RunConfig, to: str, *, normalise: bool, whole: bool) -> Form:
-    """The form that a target gets: an adapter where it takes one and there is one, or else a whole model."""
-    forms, full = TARGETS[to].forms, isinstance(config.adapter, Full)
+    forms, full = target.forms, isinstance(config.adapter, Full)
     if "whole" not in forms and (whole or full):
         why = "--merge asks for a whole model" if whole else f"{run} is fully trained and has no adapter"
         raise ConfigError(f"--to {to} writes an adapter, and {why}. Write --to merged.")
     if normalise and (full or "adapter" not in forms):
         why = f"{run} is fully trained and has no adapter" if full else f"--to {to} writes a whole model"
         raise ConfigError(f"--normalise rewrites an adapter, and {why}. Leave it out.")
-    if whole or full or "adapter" not in forms:
-        return "whole"
-    return "normalised" if normalise else "trained"
+    form: Form = "whole" if whole or full or "adapter" not in forms else ("normalised" if normalise else "trained")
+    _require_supported(run, config, to, form)
+    if missing := [name for name in target.packages if find_spec(name) is None]:
+        raise ConfigError(
+            f"--to {to} needs {', '.join(missing)}, not installed here. Write pip install 'peft-workbench[export]'."
+        )
+    files.require_writable(out)
+    source = Source(run, config, implementation(config).outputs(run, config), form, precision)
+    with files.new_folder(out) as folder:
+        written = target.write(source, folder)
+        _require_close(source, written.error)
+        kept = held_out_losses.read(source.run)
+        facts = CardFacts(
+            target=to,
+            form=_FORMS[source.form](source),
+            error=f"Against the run ({written.checked}): {written.error.sentence}",
+            usage=written.usage,
+            limits=written.limits,
+            command=command or f"workbench export {source.run} --to {to}",
+            head=source.reference.task.head,
+            pictures=source.reference.tokenizer is None,
+            intervals={} if kept is None else held_out_losses.intervals(kept),
+        )
+        values = config.model_dump(mode="json")
+        card.write(run, folder, values, facts, out=out)
+    pushed = None if push is None else card.push_to_hub(out, push)
+    return Exported(facts.form, facts.error, written.usage.replace("DIR", str(out)), pushed)
 
 
 def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> None:
@@ -178,7 +176,17 @@ def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> Non
             why = f"takes language models, and {run} is of recipe {config.recipe}"
         raise ConfigError(f"--to {to} {why}. Write --to {' or '.join(takes)}.")
     exported.require_saved(run, config)
-    _require_architecture(run, config, to)
+    if to not in ("peft", "merged"):
+        model = backbones.hub_config(exported.model_under(config, run / "adapter"))
+        if model.is_encoder_decoder:
+            raise BackboneError(
+                f"--to {to}: model.id={config.model.id} is an encoder-decoder, which this target is not written for. "
+                "Write --to peft or --to merged."
+            )
+        if to in ("gguf", "ollama") and find_spec("gguf") is not None:
+            from workbench.models.exporting import gguf_files
+
+            gguf_files.require_known_architecture(model)
     if form == "whole":
         merge.require_one_model(run, config)
         return
@@ -196,28 +204,6 @@ def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> Non
         lora_limits.require(adapter, config.adapter, export_targets.LIMITS[to])
     if to == "gguf":
         export_targets.require_base_template(run, config)
-
-
-def _require_architecture(run: Path, config: RunConfig, to: str) -> None:
-    if to in ("peft", "merged"):
-        return
-    model = backbones.hub_config(exported.model_under(config, run / "adapter"))
-    if model.is_encoder_decoder:
-        raise BackboneError(
-            f"--to {to}: model.id={config.model.id} is an encoder-decoder, which this target is not written for. Write "
-            "--to peft or --to merged."
-        )
-    if to in ("gguf", "ollama") and find_spec("gguf") is not None:
-        from workbench.models.exporting import gguf_files
-
-        gguf_files.require_known_architecture(model)
-
-
-def _require_packages(to: str, target: Target) -> None:
-    if missing := [name for name in target.packages if find_spec(name) is None]:
-        raise ConfigError(
-            f"--to {to} needs {', '.join(missing)}, not installed here. Write pip install 'peft-workbench[export]'."
-        )
 
 
 def _require_close(source: Source, error: OutputError) -> None:
@@ -243,18 +229,3 @@ _FORMS: dict[Form, Callable[[Source], str]] = {
     "normalised": lambda source: f"Adapter of method {source.config.adapter.method}, as plain LoRA with scale 1.",
     "whole": lambda source: merge.added(source.config, source.weights),
 }
-
-
-def _card_facts(source: Source, to: str, written: WrittenExport, command: str) -> CardFacts:
-    kept = held_out_losses.read(source.run)
-    return CardFacts(
-        target=to,
-        form=_FORMS[source.form](source),
-        error=f"Against the run ({written.checked}): {written.error.sentence}",
-        usage=written.usage,
-        limits=written.limits,
-        command=command or f"workbench export {source.run} --to {to}",
-        head=source.reference.task.head,
-        pictures=source.reference.tokenizer is None,
-        intervals={} if kept is None else held_out_losses.intervals(kept),
-    )

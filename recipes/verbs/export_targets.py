@@ -22,8 +22,8 @@ from workbench.models.backbones import DTYPES
 from workbench.models.exporting import lora_limits, ollama, onnx_model
 from workbench.models.exporting.lora_limits import LoraLimits
 from workbench.recipes.task import OutputError, RunOutputs
-from workbench.recipes.tasks.classify.class_verbs import ClassReference
-from workbench.recipes.tasks.sft.text_verbs import TextReference
+from workbench.recipes.tasks.classify.task import ClassReference
+from workbench.recipes.tasks.sft.task import TextReference
 from workbench.recipes.verbs import merge
 
 Form = Literal["trained", "normalised", "whole"]
@@ -184,7 +184,9 @@ def ollama_folder(source: Source, folder: Path) -> WrittenExport:
     begin = str(tokenizer.bos_token) if source.begins else ""
     parts = ollama.take_apart(ollama.renderer(tokenizer, source.template.source), begin=begin)
     words = [str(tokenizer.decode([number])) for number in source.stop]
-    whole, tokens = source.form == "whole", _context(source)
+    hub = backbones.hub_config(exported.model_under(source.config, source.run / "adapter"))
+    most: int = hub.get_text_config().max_position_embeddings
+    whole, tokens = source.form == "whole", min(source.config.data.max_tokens, most)
     text = ollama.modelfile(
         parts, words, weights="model.gguf", adapter=None if whole else "adapter.gguf", tokens=tokens
     )
@@ -202,13 +204,6 @@ def ollama_folder(source: Source, folder: Path) -> WrittenExport:
         *written.limits,
     )
     return WrittenExport(written.error, written.checked, usage, limits)
-
-
-def _context(source: Source) -> int:
-    """Tokens of prompt and answer that the run was trained for."""
-    hub = backbones.hub_config(exported.model_under(source.config, source.run / "adapter"))
-    most: int = hub.get_text_config().max_position_embeddings
-    return min(source.config.data.max_tokens, most)
 
 
 def vllm_folder(source: Source, folder: Path) -> WrittenExport:

@@ -102,7 +102,18 @@ def features(recipe: Recipe, overrides: Sequence[str] = (), *, out: Path | str |
     computed = cached_features(config.model, reader, wanted)
     split_features = dict(zip(splits, computed, strict=False))
     if out is not None:
-        tables = [_table(name, rows, split_features[name], reader) for name, rows in splits.items()]
+        tables = [
+            pd.DataFrame(
+                {
+                    "row": [record.place for record in rows.records],
+                    reader.title: [reader.describe(record) for record in rows.records],
+                    "split": name,
+                    "label": [None if label is None else str(label) for label in rows.labels],
+                    "features": list(split_features[name]),
+                }
+            )
+            for name, rows in splits.items()
+        ]
         files.write_bytes(out, pd.concat(tables, ignore_index=True).to_parquet())
     counts = {name: len(rows) for name, rows in splits.items()}
     known, preservation = None, None
@@ -110,7 +121,16 @@ def features(recipe: Recipe, overrides: Sequence[str] = (), *, out: Path | str |
         seen, others = _compared(splits, split_features, aside_N)
         known = _known(seen, others)
         if config.data.augment.is_on:
-            preservation = _preservation(seen, others, rewritten, computed[len(splits) :], likeliest=known.likeliest)
+            features = computed[len(splits) :]
+            chosen = label_preservation.chosen(len(others.label_N))
+            tell = linear_probe(seen.features_ND, seen.label_N).predict
+            preservation = label_preservation.compare(
+                rewritten,
+                tell(others.features_ND[chosen]),
+                [tell(each) for each in features],
+                others.label_N[chosen],
+                likeliest=known.likeliest,
+            )
     return ProbedFeatures(
         counts, split_features["train"].shape[1], known, preservation, rewrites=config.data.augment.is_on
     )
@@ -172,30 +192,4 @@ def _rewritings(
     aside = splits["held_out"] if aside_N is None else splits["train"].subset(aside_N)
     return label_preservation.rewritings(
         augmented_texts(aside.subset(label_preservation.chosen(len(aside))), config, reader)
-    )
-
-
-def _preservation(
-    seen: _Labelled, others: _Labelled, rewritten: Sequence[Rewriting], features: Sequence[Floats], *, likeliest: float
-) -> LabelPreservation:
-    chosen = label_preservation.chosen(len(others.label_N))
-    tell = linear_probe(seen.features_ND, seen.label_N).predict
-    return label_preservation.compare(
-        rewritten,
-        tell(others.features_ND[chosen]),
-        [tell(each) for each in features],
-        others.label_N[chosen],
-        likeliest=likeliest,
-    )
-
-
-def _table(split: str, rows: LabelledSet, found_ND: Floats, reader: RowReader) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "row": [record.place for record in rows.records],
-            reader.title: [reader.describe(record) for record in rows.records],
-            "split": split,
-            "label": [None if label is None else str(label) for label in rows.labels],
-            "features": list(found_ND),
-        }
     )

@@ -98,7 +98,9 @@ def write(wishes: Wishes, out: Path) -> str:
         raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{out}: a recipe's name ends in .yaml.")
-    config = load(GOALS[_known(wishes.goal)].base, [*_words(wishes)])
+    if wishes.goal not in GOALS:
+        raise ConfigError(f"--goal {wishes.goal}: expected {', '.join(GOALS)}.")
+    config = load(GOALS[wishes.goal].base, [*_words(wishes)])
     config, comments = _with_lengths(config)
     decided = solve(config, devices=None if wishes.memory is None else 1, memory=wishes.memory).require()
     weights, again = decided.plan.weights, decided.plan.checkpointing
@@ -123,12 +125,6 @@ def write(wishes: Wishes, out: Path) -> str:
     head = "".join(f"# {line}\n" for line in lines)
     files.write_bytes(out, (head + editor_line() + commented(dump_yaml(values), comments)).encode())
     return f"{peak} of {memory}, {_seconds(decided.plan.seconds)}weights in {weights}"
-
-
-def _known(goal: str) -> str:
-    if goal not in GOALS:
-        raise ConfigError(f"--goal {goal}: expected {', '.join(GOALS)}.")
-    return goal
 
 
 def _words(wishes: Wishes) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pandas as pd
 import torch
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
@@ -18,7 +17,7 @@ from workbench.evaluation.forward_passes import dealt_results
 from workbench.models import exported
 from workbench.models.exported import ExportedModel
 from workbench.recipes.task import PredictionTable, ScoringOptions, implementation
-from workbench.recipes.tasks.sft.text_verbs import question_ids
+from workbench.recipes.tasks.sft.task import question_ids
 from workbench.recipes.verbs.evaluate import asked_config
 from workbench.runs import files, run_directory
 from workbench.runs.ranks import joined
@@ -78,7 +77,12 @@ def predict(
         run, input, config, ScoringOptions(scoring, Trust(trust), max_new_tokens)
     )
     if out is not None and ranks.first:
-        files.write_bytes(out, _serialised(predictions.table, out.suffix))
+        table = predictions.table
+        if out.suffix == ".jsonl":
+            content = str(table.to_json(orient="records", lines=True, force_ascii=False)).encode()
+        else:
+            content = str(table.to_csv(index=False)).encode() if out.suffix == ".csv" else table.to_parquet()
+        files.write_bytes(out, content)
     return predictions
 
 
@@ -180,12 +184,3 @@ def require_text(config: RunConfig, run: Path) -> None:
         f"{run}: recipe {config.recipe} trains no model that writes text. `workbench evaluate` scores it{predicts}; "
         f"answers come from recipes {names(lambda task: task.writes_text).replace('|', ', ')}."
     )
-
-
-def _serialised(table: pd.DataFrame, suffix: str) -> bytes:
-    if suffix == ".jsonl":
-        return str(table.to_json(orient="records", lines=True, force_ascii=False)).encode()
-    if suffix == ".csv":
-        return str(table.to_csv(index=False)).encode()
-    content: bytes = table.to_parquet()
-    return content

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -83,7 +82,11 @@ def require_one_model(run: Path, config: RunConfig) -> None:
 
 def merged_model(run: Path, config: RunConfig, reference: RunOutputs, *, weights: str) -> PreTrainedModel:
     """Backbone plus update, added in float32, as a stock model in the precision `weights`."""
-    model = reference.settle(_added(run, config, reference))
+    packed = config.model.weights in QUANTISED
+    backbone = base_model(run, config, reference, weights=config.model.weights if packed else "float32")
+    if not isinstance(config.adapter, Full):
+        backbone = adapters.merge(adapters.load(backbone, run / "adapter"), config.adapter)
+    model = reference.settle(backbone)
     model.to(DTYPES[weights])  # type: ignore[arg-type]
     model.config.dtype = DTYPES[weights]
     return model
@@ -91,7 +94,7 @@ def merged_model(run: Path, config: RunConfig, reference: RunOutputs, *, weights
 
 def reload(folder: Path, reference: RunOutputs, *, weights: str) -> PreTrainedModel:
     """The stock model in a folder, as who takes it loads it."""
-    section = ModelConfig(id=str(folder.resolve()), weights=_weights(weights))
+    section = ModelConfig.model_validate({"id": str(folder.resolve()), "weights": weights})
     tokenizer = reference.tokenizer and backbones.tokenizer(section)
     return backbones.load(section, tokenizer, task=reference.task).model
 
@@ -108,15 +111,6 @@ def base_model(run: Path, config: RunConfig, reference: RunOutputs, *, weights: 
     return backbone.dequantize(torch.float32) if weights in QUANTISED else backbone
 
 
-def _added(run: Path, config: RunConfig, reference: RunOutputs) -> PreTrainedModel:
-    """Backbone plus update, both in float32."""
-    packed = config.model.weights in QUANTISED
-    backbone = base_model(run, config, reference, weights=config.model.weights if packed else "float32")
-    if isinstance(config.adapter, Full):
-        return backbone
-    return adapters.merge(adapters.load(backbone, run / "adapter"), config.adapter)
-
-
 def added(config: RunConfig, weights: str) -> str:
     """Sentence on how a whole model came to be."""
     if isinstance(config.adapter, Full):
@@ -128,8 +122,3 @@ def added(config: RunConfig, weights: str) -> str:
             "that the adapter changes are dense again."
         )
     return f"{backbone} plus adapter added in float32, written in {weights}."
-
-
-def _weights(name: str) -> Literal["float32", "bfloat16", "float16"]:
-    assert name in DTYPES
-    return name  # type: ignore[return-value]

@@ -23,17 +23,6 @@ def sentences(recipe: str, overrides: Sequence[str]) -> list[str]:
         text = path.read_text(encoding="utf-8")
     except (WorkbenchError, OSError):
         return [f"{recipe}: reading the recipe ..."]
-    first, second = _work(values)
-    sentences = [f"{recipe}: {first}", f"  {second}"]
-    if recipe in recipes.shipped():
-        lines = (line.removeprefix("# ") for line in text.splitlines())
-        unchanged = "" if not overrides else "As it is shipped: "
-        sentences += [f"  {unchanged}{line}" for line in lines if line.startswith(_MEASURED)][:1]
-    return [*sentences, "Loading torch, data and model ..."]
-
-
-def _work(values: Mapping[str, Any]) -> tuple[str, str]:
-    """Recipe, method and model; data and length."""
     model = _of(values, "model", "id", "starter")
     size = _of(values, "batch", "size", 32)
     steps, epochs = _of(values, "train", "steps", None), _of(values, "train", "epochs", None)
@@ -47,10 +36,15 @@ def _work(values: Mapping[str, Any]) -> tuple[str, str]:
     else:
         length = f"{epochs or 1} {'epoch' if epochs in (None, 1) else 'epochs'} in steps of {size} rows"
     ends = f" (budget: {', '.join(limits)})" if limits else ""
-    return (
-        f"recipe {values.get('recipe')} trains {', '.join(_methods(values))} over {model},",
-        f"{length}{ends}, on {_rows(values)}.",
-    )
+    sentences = [
+        f"{recipe}: recipe {values.get('recipe')} trains {', '.join(_methods(values))} over {model},",
+        f"  {length}{ends}, on {_rows(values)}.",
+    ]
+    if recipe in recipes.shipped():
+        lines = (line.removeprefix("# ") for line in text.splitlines())
+        unchanged = "" if not overrides else "As it is shipped: "
+        sentences += [f"  {unchanged}{line}" for line in lines if line.startswith(_MEASURED)][:1]
+    return [*sentences, "Loading torch, data and model ..."]
 
 
 def _methods(values: Mapping[str, Any]) -> list[str]:

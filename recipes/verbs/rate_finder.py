@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.config import RunConfig
-from workbench.config.checks import curriculum_checks, length_checks
+from workbench.config.checks import row_checks
 from workbench.config.expansions.member_runs import Trial
-from workbench.config.sections.sweep_config import shown
+from workbench.config.sections.search_config import shown
 from workbench.config.task_facts import names
 from workbench.errors import ConfigError, TrainingError
 from workbench.recipes.load import Recipe, load
@@ -121,7 +121,26 @@ def find_learning_rate(
         True
     """
     config, out = load(recipe, overrides), Path(out)
-    _require_able(config)
+    data = config.data
+    if not config.task.fleets or config.over is not None:
+        raise ConfigError(
+            f"recipe={config.recipe}: a learning rate is looked for in the training of one adapter. "
+            f"Write recipe={names(lambda task: task.fleets)}, and use its rate here."
+        )
+    if data.sampling.by != "all":
+        raise ConfigError(
+            f"data.sampling.by={data.sampling.by} draws rows by their losses, so that rates would not be compared on "
+            "the same rows. Write data.sampling.by=all."
+        )
+    if reason := row_checks.curriculum_refusal(config, "the search for a rate"):
+        raise ConfigError(f"data.curriculum: {reason}")
+    if reason := row_checks.length_refusal(config, "the search for a rate"):
+        raise ConfigError(f"data.length_warm_up {reason}")
+    if data.select.by_backbone:
+        raise ConfigError(
+            f"data.select.by={data.select.by} asks the backbone about every row first. "
+            f"Write {data.select.random_instead}: the rate is that for as many rows."
+        )
     config = streamed_rows.local(config, say=callback.say)
     values = rates_between(
         config.train.learning_rate / REACH if lowest is None else lowest,
@@ -191,29 +210,6 @@ def sentences(outcome: Tried) -> Iterator[str]:
 
 def _range(low: float, high: float) -> str:
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
-
-
-def _require_able(config: RunConfig) -> None:
-    data = config.data
-    if not config.task.fleets or config.over is not None:
-        raise ConfigError(
-            f"recipe={config.recipe}: a learning rate is looked for in the training of one adapter. "
-            f"Write recipe={names(lambda task: task.fleets)}, and use its rate here."
-        )
-    if data.sampling.by != "all":
-        raise ConfigError(
-            f"data.sampling.by={data.sampling.by} draws rows by their losses, so that rates would not be compared on "
-            "the same rows. Write data.sampling.by=all."
-        )
-    if reason := curriculum_checks.refusal(config, "the search for a rate"):
-        raise ConfigError(f"data.curriculum: {reason}")
-    if reason := length_checks.refusal(config, "the search for a rate"):
-        raise ConfigError(f"data.length_warm_up {reason}")
-    if data.select.by_backbone:
-        raise ConfigError(
-            f"data.select.by={data.select.by} asks the backbone about every row first. "
-            f"Write {data.select.random_instead}: the rate is that for as many rows."
-        )
 
 
 def _short(config: RunConfig, rate: float, steps: int) -> RunConfig:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from workbench import report
-from workbench.config import RunConfig
+from workbench.config import RunConfig, plugins
+from workbench.config.expansions.member_runs import Trial
+from workbench.config.sections.distill_config import TEACHER
 from workbench.errors import ResumeError, Stopped, WorkbenchError
 from workbench.models import backbones
-from workbench.recipes.single import streamed_rows
-from workbench.recipes.task import main_of
-from workbench.recipes.verbs import fleet_size, inputs, start_checks
-from workbench.runs import deadline, files, process_memory, run_directory
-from workbench.runs.ranks import Ranks, joined, launched, require_same, restarted
+from workbench.recipes.over.fleet_training import adapters
+from workbench.recipes.single import streamed_rows, token_reference
+from workbench.recipes.task import implementation, main_of
+from workbench.recipes.verbs import start_checks
+from workbench.recipes.verbs.start_checks import PLAIN
+from workbench.runs import deadline, files, process_memory, provenance, run_directory, units
+from workbench.runs.ranks import ALONE, Ranks, joined, launched, require_same, restarted
 from workbench.runs.run_directory import Run
 from workbench.runs.run_log import RunLog
 from workbench.training import thread_choice
 from workbench.training.callbacks import Callback
+from workbench.training.capacity import available
 from workbench.training.step_metrics import forget_peak
 
 
@@ -60,8 +67,8 @@ def run(
         directory.deadline = deadline.start(config.budget, clock, began=began, agreed=ranks.agreed)
         with deadline.kept(directory.deadline, clock), thread_choice.as_begun(directory):
             if ranks.first:
-                inputs.require_same(config, directory)
-            main_of(config, fleet_size.at_once)(config, directory, callback)
+                note_inputs(config, directory)
+            main_of(config, at_once)(config, directory, callback)
     except Stopped as stopped:
         directory.note(status="stopped", reason=str(stopped))
         _report(directory)
@@ -113,3 +120,76 @@ def _entered(out: Path, config: RunConfig, *, resume: bool, ranks: Ranks) -> Run
 def _report(directory: Run) -> None:
     if directory.ranks.first:
         report.write(directory.path)
+
+
+def note_inputs(config: RunConfig, run: Run) -> None:
+    """Note what the run reads; raises ResumeError where it goes on with other files than it began with.
+
+    What few recipes read is imported for them alone: each import takes a part of the time to the first step.
+    """
+    own = [*config.plugins, *filter(None, (config.tta.function, config.data.curriculum.function))]
+    provenance.note_files(run, "your code", plugins.fingerprints(own))
+    if config.model.id != TEACHER:
+        provenance.note_files(run, "backbone", backbones.file_digests(config.model))
+    template = config.model.chat_template
+    if template is not None and template.is_file():
+        provenance.note_files(run, "chat template", {str(template): provenance.digest(template)})
+    if token_reference.wanted(config):
+        wanted = token_reference.of_tokens(config)
+        provenance.note_files(run, "reference", token_reference.named(wanted, config).files)
+    if config.reinforce.start is not None:
+        adapter = Path(config.reinforce.start).expanduser() / "adapter"
+        start_digests = provenance.digests(adapter, title=config.reinforce.start) if adapter.is_dir() else {}
+        provenance.note_files(run, "start", start_digests)
+    for title, digests in implementation(config).files(config).items():
+        provenance.note_files(run, title, digests)
+    if config.rewards:
+        from workbench.evaluation import rewards
+
+        failed = run.before.get("status") == "failed" and str(run.before.get("reason")).startswith("rewards")
+        provenance.note_files(run, "rewards", rewards.digests(config.rewards), corrected=failed)
+    if config.distill.teacher.id is not None:
+        from workbench.distillation import teacher_sources
+
+        try:
+            source = teacher_sources.find(config.distill.teacher, config.model)
+            file_digests = backbones.file_digests(source.model)
+            for adapter in source.adapters:
+                file_digests |= provenance.digests(adapter, title=str(adapter))
+            names = ("config.yaml", "decision.json", "neighbours.safetensors", "out_of_fold.parquet")
+            for path in () if source.run is None else map(source.run.joinpath, names):
+                file_digests |= {str(path): provenance.digest(path)} if path.is_file() else {}
+        except WorkbenchError:
+            return  # it may be gone once a cache holds all that it says; where it is needed, the recipe says so
+        provenance.note_files(run, "teacher", file_digests)
+
+
+BYTES = 16
+"""Bytes of memory for each trained parameter: value, gradient and the optimizer's two moments, in float32."""
+
+
+def at_once(config: RunConfig, trials: Sequence[Trial[RunConfig]], callback: Callback, ranks: Ranks = ALONE) -> int:
+    """Members that train at the same time, of those that are left; planned where it is not plain that all fit.
+
+    Args:
+        ranks: The processes that train them together; the first one decides.
+    """
+    if config.fleet.at_once != "auto":
+        return config.fleet.at_once
+    return ranks.agreed(_that_fit(config, trials, callback, ranks) if ranks.first else 0)
+
+
+def _that_fit(config: RunConfig, trials: Sequence[Trial[RunConfig]], callback: Callback, ranks: Ranks) -> int:
+    room = available(backbones.device()) // (ranks.here if backbones.device().type == "cpu" else 1)
+    sizes = adapters(config, trials)
+    if (4 * sizes[0].total + BYTES * sum(size.trainable for size in sizes)) <= PLAIN * room:
+        return len(trials)
+    from workbench.recipes.verbs.plans import plan, plan_fleet  # few runs need it
+
+    members = {trial.name: config.fleet.members[trial.name] for trial in trials}
+    left = config.model_copy(update={"fleet": config.fleet.model_copy(update={"members": members})})
+    planning = partial(plan.plan, devices=ranks.world, memory=None if ranks.alone else room)
+    many = plan_fleet.decided(left, planning).fleet.at_once
+    assert many != "auto", "it is decided"
+    callback.say(f"{many} of {len(trials)} members at a time: as many as fit into {units.size(room)}, by a plan.")
+    return many

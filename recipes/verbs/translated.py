@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from workbench.config import RunConfig
 from workbench.config.foreign import axolotl, llamafactory
-from workbench.config.foreign.translation import Translation
+from workbench.config.foreign.shared_settings import Translation
 from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.errors import ConfigError
 from workbench.recipes import editor_line
@@ -26,27 +25,24 @@ def write(source: Path, out: Path) -> Translation:
         raise ConfigError(f"{out} exists already. Name another file with --out, or delete it first.")
     settings = read_yaml(source)
     try:
-        translation = _translated(settings, source)
+        if "base_model" in settings:
+            translation = axolotl.translate(settings)
+        elif "model_name_or_path" in settings:
+            translation = llamafactory.translate(settings, folders=(source.parent, Path()))
+        else:
+            if {"model", "train_dataset"} <= settings.keys():
+                raise ConfigError(
+                    "This is a file of LLaMA-Factory's v1; only those with model_name_or_path and stage are read."
+                )
+            raise ConfigError(
+                "It has neither base_model (Axolotl) nor model_name_or_path (LLaMA-Factory), by which such files are "
+                "known."
+            )
         parse(RunConfig, translation.recipe, source=f"the recipe of {source}")
     except ConfigError as error:
         raise ConfigError(f"{source} has no equivalent as it stands. {error}") from None
     files.write_bytes(out, text(translation, source, out).encode())
     return translation
-
-
-def _translated(settings: dict[str, Any], source: Path) -> Translation:
-    """The settings, read by the tool that they are of."""
-    if "base_model" in settings:
-        return axolotl.translate(settings)
-    if "model_name_or_path" in settings:
-        return llamafactory.translate(settings, folders=(source.parent, Path()))
-    if {"model", "train_dataset"} <= settings.keys():
-        raise ConfigError(
-            "This is a file of LLaMA-Factory's v1; only those with model_name_or_path and stage are read."
-        )
-    raise ConfigError(
-        "It has neither base_model (Axolotl) nor model_name_or_path (LLaMA-Factory), by which such files are known."
-    )
 
 
 def text(translation: Translation, source: Path, out: Path) -> str:

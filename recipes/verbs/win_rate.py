@@ -16,7 +16,7 @@ from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError
 from workbench.evaluation import comparison, rewards
 from workbench.models import exported
-from workbench.recipes.tasks.sft import text_verbs
+from workbench.recipes.tasks.sft.task import question_ids
 from workbench.recipes.verbs import evaluate, generate
 from workbench.report import pages
 from workbench.runs import files, run_directory, score_files
@@ -113,18 +113,11 @@ def win_rate(
         files.write_bytes(contest.out, "".join(json.dumps(line) + "\n" for line in lines).encode())
     scores |= {"rows_skipped": float(len(skipped))} if skipped else {}
     scores = comparison.win_rate_scores(win_S, [each.text for each in own], [each.text for each in theirs]) | scores
-    _keep(run, other, contest, scores, count=len(own), prompts=_files(config))
-    return scores
-
-
-def _keep(
-    run: Path, other: Path, contest: Contest, scores: Mapping[str, float], *, count: int, prompts: Sequence[str]
-) -> None:
-    """Write the result into the run directory and its report."""
     by = contest.judge or " + ".join(contest.score)
-    facts = {"against": str(other), "by": by, "prompts": [*prompts], "count": count}
+    facts = {"against": str(other), "by": by, "prompts": [*_files(config)], "count": len(own)}
     score_files.keep_win_rate(run, {**facts, **scores})
     pages.write(run)
+    return scores
 
 
 def _require(contest: Contest) -> None:
@@ -156,7 +149,7 @@ def _files(config: RunConfig) -> list[str]:
 def _answers(run: Path, config: RunConfig, questions: Questions, contest: Contest) -> list[Answer]:
     """A run's answers, from its own template and tokenizer."""
     model = exported.load(run, config)
-    prompts = [text_verbs.question_ids(model, question) for question, _ in questions]
+    prompts = [question_ids(model, question) for question, _ in questions]
     texts = evaluation.complete(
         model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=contest.max_new_tokens
     )

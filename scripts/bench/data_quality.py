@@ -16,7 +16,7 @@ from itertools import islice
 from measuring import machine
 
 from workbench.config import DataConfig
-from workbench.config.sections.clean_rules import CLEAN_RULES
+from workbench.config.sections.cleaning_config import CLEAN_RULES
 from workbench.data.text import formats
 from workbench.data.text.quality import cleaning, rules
 from workbench.data.text.quality.rules import SET_RULES, Exchange, RowText

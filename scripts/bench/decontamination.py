@@ -18,7 +18,7 @@ from itertools import islice
 from measuring import machine
 
 from workbench.config import DataConfig
-from workbench.config.sections.decontaminate_config import DecontaminateConfig
+from workbench.config.sections.cleaning_config import DecontaminateConfig
 from workbench.data.text import decontamination, formats
 from workbench.data.text.decontamination import EvaluationIndex, TextRow
 

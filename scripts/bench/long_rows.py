@@ -31,7 +31,7 @@ from workbench.planning.dry_run import hold
 from workbench.recipes.load import load
 from workbench.recipes.task import implementation
 from workbench.recipes.tasks.sft.text_run import TextRun
-from workbench.recipes.verbs.plans import longest_rows, plan, plan_blocks, plan_parts
+from workbench.recipes.verbs.plans import longest_rows, plan, plan_parts
 from workbench.training.trainer import Trainer
 
 SHAPE = _shape(2, 192, 3072, 6, 2, 8192, tied=True)
@@ -122,7 +122,7 @@ def _seconds(folder: str, tokens: int, rounds: int) -> list[list[object]]:
 @contextmanager
 def _training(config: RunConfig, tokens: int) -> Iterator[Trainer]:
     """The training of one row, ready for its first step."""
-    with tempfile.TemporaryDirectory() as folder, plan_blocks.planned_run(config, Path(folder)) as run:
+    with tempfile.TemporaryDirectory() as folder, plan_parts.planned_run(config, Path(folder)) as run:
         prepared = implementation(config).dry(config, run)
         assert isinstance(prepared.single, TextRun)
         single = longest_rows.with_row(prepared.single, tokens)

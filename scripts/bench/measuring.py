@@ -533,7 +533,7 @@ def intercepted(config: RunConfig, measure: Callable[[Any], None]) -> None:
     """Begin a run up to its training, of one adapter or of a bank, give that to `measure`, and end there."""
     from workbench.cli.console import Terminal
     from workbench.recipes.task import main_of
-    from workbench.recipes.verbs import fleet_size
+    from workbench.recipes.verbs import run as run_verb
     from workbench.runs import files, run_directory
     from workbench.training.bank_trainer import BankTrainer
     from workbench.training.trainer import Trainer
@@ -549,7 +549,7 @@ def intercepted(config: RunConfig, measure: Callable[[Any], None]) -> None:
             run = run_directory.start(Path(folder) / "run", config, resume=False)
             files.write_json(run.path / "before.json", {})  # nothing is scored before training
             with suppress(_MeasuredEnough):
-                main_of(config, fleet_size.at_once)(config, run, Terminal(quiet=True))
+                main_of(config, run_verb.at_once)(config, run, Terminal(quiet=True))
             run.close()
     finally:
         Trainer.work, BankTrainer.work = own  # type: ignore[method-assign]

@@ -32,8 +32,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageFilter
 from torch.utils.data import DataLoader, Dataset
 
-from workbench.config.sections.picture_augment_config import AugmentConfig
-from workbench.config.sections.picture_prepare_config import PrepareConfig
+from workbench.config.sections.image_config import AugmentConfig, PrepareConfig
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_reader import Augmenter, PictureRows

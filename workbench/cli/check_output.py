@@ -18,8 +18,8 @@ from workbench.config import RunConfig
 from workbench.config.freeze_config import FreezeConfig, Moment
 from workbench.recipes.inspection import Inspection
 from workbench.recipes.over.crossval_verbs import CrossvalInspection
-from workbench.recipes.tasks.classify.class_verbs import ClassInspection
-from workbench.recipes.tasks.embed.embed_verbs import EmbedInspection
+from workbench.recipes.tasks.classify.task import ClassInspection
+from workbench.recipes.tasks.embed.task import EmbedInspection
 from workbench.recipes.verbs.check import AnyInspection
 from workbench.report import learning_rate_plots
 from workbench.runs import files, units
@@ -28,7 +28,7 @@ from workbench.training.optim import optimizers
 if TYPE_CHECKING:
     from workbench.data.batching import Indices
     from workbench.data.labelled.fold_data import FoldData
-    from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
+    from workbench.data.labelled.labelled_data import LabelledSet
     from workbench.recipes.tasks.classify.picture_checks import PictureFindings
 
 CLASSES = 12
@@ -48,7 +48,14 @@ def inspection(inspection: AnyInspection) -> None:
         splits = {"train": data.train, "held-out": data.held_out, "test": data.test}
         _labelled(inspection.examples, splits, inspection.pictures)
         if data.labels.kind != "number":
-            OUT.print(_frequencies(data))
+            sets = {"train": data.train, "held-out": data.held_out}
+            counts = {name: each.facts()["classes"] for name, each in sets.items()}
+            most = max(counts["train"].values())
+            rows = []
+            for name in sorted(data.labels.names, key=lambda name: -counts["train"].get(name, 0)):
+                in_split = [counts[split].get(name, 0) for split in counts]
+                rows.append((name, *(f"{count:,}" for count in in_split), "#" * round(40 * in_split[0] / most)))
+            OUT.print(table(["class", "train", "held-out", ""], rows, right=(), title="Classes"))
         if inspection.drawn != len(data.train):
             OUT.print(f"classes.sampling draws {inspection.drawn:,} rows in an epoch.")
     elif isinstance(inspection, CrossvalInspection):
@@ -123,17 +130,6 @@ def _labelled(
         rows.append((name, *(f"{count:,}" for count in counts), cut, f"{len(split.skipped):,}"))
     OUT.print(table(["split", "rows", "tokens", "longest", "cut", "left out"], rows, framed=True))
     OUT.print(_histogram(there["train"].lengths))
-
-
-def _frequencies(data: ClassSplits) -> Table:
-    """Rows of each class, the most frequent first."""
-    counts = {name: each.facts()["classes"] for name, each in (("train", data.train), ("held-out", data.held_out))}
-    most = max(counts["train"].values())
-    rows = []
-    for name in sorted(data.labels.names, key=lambda name: -counts["train"].get(name, 0)):
-        in_split = [counts[split].get(name, 0) for split in counts]
-        rows.append((name, *(f"{count:,}" for count in in_split), "#" * round(40 * in_split[0] / most)))
-    return table(["class", "train", "held-out", ""], rows, right=(), title="Classes")
 
 
 def _histogram(lengths: Indices) -> Table:
@@ -215,29 +211,6 @@ def outlook(config: RunConfig, *, steps: int | None, blocks: int | None) -> list
         steps: Of the run; None where a budget alone ends it.
         blocks: Transformer blocks of the backbone; None only without freezing.
     """
-    notes = [_end(config, steps), _optimizer(config)]
-    if config.freeze.policy != "none":
-        assert blocks is not None, "nobody can freeze layers of a backbone without any"
-        notes.append(f"freeze.policy={config.freeze.policy}: {_layers(config, steps=steps, blocks=blocks)}.")
-    return [sentence for sentence in notes if sentence is not None]
-
-
-def _end(config: RunConfig, steps: int | None) -> str | None:
-    """Sentence on the limit that ends the run; None where that is its number of steps."""
-    budget = config.budget
-    if budget.unlimited:
-        return None
-    limits = [] if steps is None else [f"{steps:,} steps"]
-    limits += [] if budget.tokens is None else [f"{budget.tokens:,} tokens"]
-    limits += [] if budget.seconds is None else [units.duration(budget.seconds)]
-    limits += ["the time of its Slurm job"] if budget.time == "slurm" else []
-    first = ", whichever comes first" if limits[1:] else ""
-    scored = "; scores and reports are part of the time" if budget.timed else ""
-    return f"Ends after {_listed(limits, 'or')}{first}{scored}."
-
-
-def _optimizer(config: RunConfig) -> str | None:
-    """Sentence on the optimizer; None for plain AdamW."""
     settings, rate = config.optimizer, config.train.learning_rate
     parts = []
     if settings.sam is not None:
@@ -256,7 +229,26 @@ def _optimizer(config: RunConfig) -> str | None:
         parts.append(
             f"learning rate {rate:.3g} of {settings.reference_batch} rows scaled to {optimizers.peak_rate(config):.3g}"
         )
-    return f"Optimizer: {', '.join([settings.name, *parts])}." if parts or settings.name != "adamw" else None
+    optimizer = f"Optimizer: {', '.join([settings.name, *parts])}." if parts or settings.name != "adamw" else None
+    notes = [_end(config, steps), optimizer]
+    if config.freeze.policy != "none":
+        assert blocks is not None, "nobody can freeze layers of a backbone without any"
+        notes.append(f"freeze.policy={config.freeze.policy}: {_layers(config, steps=steps, blocks=blocks)}.")
+    return [sentence for sentence in notes if sentence is not None]
+
+
+def _end(config: RunConfig, steps: int | None) -> str | None:
+    """Sentence on the limit that ends the run; None where that is its number of steps."""
+    budget = config.budget
+    if budget.unlimited:
+        return None
+    limits = [] if steps is None else [f"{steps:,} steps"]
+    limits += [] if budget.tokens is None else [f"{budget.tokens:,} tokens"]
+    limits += [] if budget.seconds is None else [units.duration(budget.seconds)]
+    limits += ["the time of its Slurm job"] if budget.time == "slurm" else []
+    first = ", whichever comes first" if limits[1:] else ""
+    scored = "; scores and reports are part of the time" if budget.timed else ""
+    return f"Ends after {_listed(limits, 'or')}{first}{scored}."
 
 
 def _layers(config: RunConfig, *, steps: int | None, blocks: int) -> str:

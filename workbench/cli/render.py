@@ -25,7 +25,7 @@ from workbench.errors import ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from workbench.config.foreign.translation import Translation
+    from workbench.config.foreign.shared_settings import Translation
     from workbench.config.reference import NamedChoice, SettingReference
     from workbench.models.model_sizes import SizeTable
     from workbench.planning.plan import Plan
@@ -87,43 +87,37 @@ def outcome(run: Path) -> str:
     elif (run / "fleet.json").exists():
         _fleet(run)
     else:
-        _scored(run)
+        import pandas as pd
+
+        from workbench.config.task_facts import task_of
+        from workbench.runs import score_files
+        from workbench.runs.files import read_json
+        from workbench.runs.run_directory import shipped_values
+
+        run_scores = score_files.without_tasks(read_json(run / "scores.json"))
+        predictions = pd.read_parquet(run / "predictions.parquet")
+        task = task_of(shipped_values(run))
+        rates = task is not None and task.report == "rewards"
+        embeds, classifies = rates or (task is not None and task.report == "retrieval"), "predicted" in predictions
+        first = "baseline" if classifies or rates else "before"
+        of_parts = (name for scored in run_scores.values() for name in scored if "[" in name)
+        names = dict.fromkeys([*run_scores["after"], *of_parts])
+        columns_of = run_scores.values()
+        rows = [[name, *(f"{each[name]:.4f}" if name in each else "" for each in columns_of)] for name in names]
+        columns = [first if when == "before" else when for when in run_scores]
+        OUT.print(table(["score", *columns], rows, title="Held-out scores", framed=True))
+        _swept(run)
+        _searched(run)
+        if embeds:
+            shown = ("nearest", "label", "nearest_label", "score", "similarity", "rejected")
+            _examples(predictions, "text", (*shown, "chosen_reward", "rejected_reward"), width=15)
+        elif classifies:
+            _examples(predictions, "text" if "text" in predictions else "row", ("label", "predicted"))
+        else:
+            _examples(predictions, "prompt", ("reference", "before", "after"))
+        _lines(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}")
+        _next(run)
     return OUT.export_text()
-
-
-def _scored(run: Path) -> None:
-    import pandas as pd
-
-    from workbench.config.task_facts import task_of
-    from workbench.runs import score_files
-    from workbench.runs.files import read_json
-    from workbench.runs.run_directory import shipped_values
-
-    run_scores = score_files.without_tasks(read_json(run / "scores.json"))
-    predictions = pd.read_parquet(run / "predictions.parquet")
-    task = task_of(shipped_values(run))
-    rates = task is not None and task.report == "rewards"
-    embeds, classifies = rates or (task is not None and task.report == "retrieval"), "predicted" in predictions
-    first = "baseline" if classifies or rates else "before"
-    names = dict.fromkeys(
-        [*run_scores["after"], *(name for scored in run_scores.values() for name in scored if "[" in name)]
-    )
-    rows = [
-        [name, *(f"{scored[name]:.4f}" if name in scored else "" for scored in run_scores.values())] for name in names
-    ]
-    columns = [first if when == "before" else when for when in run_scores]
-    OUT.print(table(["score", *columns], rows, title="Held-out scores", framed=True))
-    _swept(run)
-    _searched(run)
-    if embeds:
-        shown = ("nearest", "label", "nearest_label", "score", "similarity", "rejected")
-        _examples(predictions, "text", (*shown, "chosen_reward", "rejected_reward"), width=15)
-    elif classifies:
-        _examples(predictions, "text" if "text" in predictions else "row", ("label", "predicted"))
-    else:
-        _examples(predictions, "prompt", ("reference", "before", "after"))
-    _lines(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}")
-    _next(run)
 
 
 def _examples(predictions: pd.DataFrame, heading: str, columns: Sequence[str], width: int = 10) -> None:

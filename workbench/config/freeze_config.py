@@ -51,6 +51,12 @@ class FreezeConfig(Tagged):
     A subclass has `policy: Literal[...]`, its settings and `plan`.
     """
 
+    observes: ClassVar[Literal["gradients", "activations", "values"] | None] = None
+    """The measurement to make at the end of each interval of `interval` steps; None: nothing."""
+    thaws: ClassVar[bool] = False
+    """Whether a layer that has trained may freeze and train again."""
+    forgets: ClassVar[bool] = False
+    """Whether the optimizer's state of a layer is dropped when it freezes, so that it begins anew."""
     tag: ClassVar[str] = "policy"
     untagged: ClassVar[str] = "none"
     choices: ClassVar[Mapping[str, type[Section]]] = POLICIES
@@ -63,11 +69,6 @@ class FreezeConfig(Tagged):
 
     def refusal(self, blocks: int) -> str | None:
         """Why this policy does not work on so many blocks, and what to write instead; None where it does."""
-        return None
-
-    @property
-    def observes(self) -> Literal["gradients", "activations", "values"] | None:
-        """The measurement to make at the end of each interval of `interval` steps; None: nothing."""
         return None
 
     @property
@@ -84,16 +85,6 @@ class FreezeConfig(Tagged):
     def fixed(self) -> bool:
         """Whether the plan is the same in every step."""
         return type(self) is FreezeConfig
-
-    @property
-    def thaws(self) -> bool:
-        """Whether a layer that has trained may freeze and train again."""
-        return False
-
-    @property
-    def forgets(self) -> bool:
-        """Whether the optimizer's state of a layer is dropped when it freezes, so that it begins anew."""
-        return False
 
     def never(self, blocks: int) -> int:
         """How many of the first blocks never train."""

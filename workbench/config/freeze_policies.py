@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -33,9 +33,7 @@ def above(frozen: int, *, blocks: int) -> LayerPlan:
 class ThawingConfig(FreezeConfig):
     """Base of policies under which a layer that was frozen may train again."""
 
-    @property
-    def thaws(self) -> bool:
-        return True
+    thaws: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _keeps_no_prefix(self) -> Self:
@@ -58,6 +56,7 @@ class AutoFreeze(FreezeConfig):
     nothing.
     """
 
+    observes = "gradients"
     policy: Literal["autofreeze"] = "autofreeze"
     every: Annotated[PositiveInt, Unit("steps")] = 50
     """Optimizer steps of an interval; the paper takes a tenth to a twentieth of the run."""
@@ -65,10 +64,6 @@ class AutoFreeze(FreezeConfig):
     """Which percentile of the etas is the bound, in percent."""
     most: Annotated[float, Field(gt=0, le=1)] = 0.75
     """Largest share of the blocks that freezes; 1 is the paper's rule."""
-
-    @property
-    def observes(self) -> Literal["gradients", "activations", "values"] | None:
-        return "gradients"
 
     @property
     def interval(self) -> int:
@@ -95,15 +90,12 @@ class Badam(ThawingConfig):
     does, as a head that starts at random must.
     """
 
+    forgets: ClassVar[bool] = True
     policy: Literal["badam"] = "badam"
     every: Annotated[PositiveInt, Unit("steps")] = 50
     """Optimizer steps of a block, until the next one trains."""
     order: Literal["random", "ascending", "descending"] = "random"
     """In which order the blocks of a round train; `random`: drawn anew for each round."""
-
-    @property
-    def forgets(self) -> bool:
-        return True
 
     def plan(self, moment: Moment, *, blocks: int) -> LayerPlan:
         done, place = divmod(moment.step // self.every, blocks)
@@ -128,6 +120,7 @@ class Egeria(FreezeConfig):
     left out, one line decides, and nothing thaws.
     """
 
+    observes = "activations"
     policy: Literal["egeria"] = "egeria"
     every: Annotated[PositiveInt, Unit("steps")] = 20
     """Optimizer steps between measurements; each runs a micro-batch forward once."""
@@ -135,10 +128,6 @@ class Egeria(FreezeConfig):
     """Measurements that a block is judged by."""
     tolerance: PositiveFloat = 0.05
     """Steepest line that counts as flat: the change from one measurement to the next, as a share of their mean."""
-
-    @property
-    def observes(self) -> Literal["gradients", "activations", "values"] | None:
-        return "activations"
 
     @property
     def interval(self) -> int:
@@ -254,6 +243,7 @@ class SmartFrz(FreezeConfig):
     in a layer of any size and in an adapter. And only a first part freezes, as nothing else saves a backward pass here.
     """
 
+    observes = "values"
     policy: Literal["smartfrz"] = "smartfrz"
     every: Annotated[PositiveInt, Unit("steps")] = 10
     """Optimizer steps of an interval; a twentieth of the run is what the predictor was trained with."""
@@ -261,10 +251,6 @@ class SmartFrz(FreezeConfig):
     """Probability from which a block counts as settled."""
     most: Annotated[float, Field(gt=0, le=1)] = 0.75
     """Largest share of the blocks that freezes."""
-
-    @property
-    def observes(self) -> Literal["gradients", "activations", "values"] | None:
-        return "values"
 
     @property
     def interval(self) -> int:

@@ -61,19 +61,15 @@ def function(path: Path, name: str, signature: str, *, key: str) -> Callable[...
 
 def failed(path: Path, error: BaseException, *, key: str) -> ConfigError:
     """Error for an exception that a user's file raised."""
-    line = _line(error, path.expanduser().resolve())
-    return ConfigError(f"{key}: {path}{line}: {type(error).__name__}: {error}. Correct the file.")
-
-
-def _line(error: BaseException, source: Path) -> str:
-    """The line of the file that failed."""
+    source = path.expanduser().resolve()
     trace, line_number = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(source):
             line_number = trace.tb_lineno
         trace = trace.tb_next
     line_number = error.lineno if isinstance(error, SyntaxError) else line_number
-    return f", line {line_number}" if line_number else ""
+    line = f", line {line_number}" if line_number else ""
+    return ConfigError(f"{key}: {path}{line}: {type(error).__name__}: {error}. Correct the file.")
 
 
 def fingerprints(paths: Sequence[Path]) -> dict[str, str]:

@@ -33,7 +33,13 @@ def read(words: Sequence[str], *, option: str = "--score") -> tuple[RewardSource
 
 def _section(word: str, option: str) -> Mapping[str, Any]:
     if word.startswith("{"):
-        return _mapping(word, option)
+        try:
+            parsed = load_yaml(word)
+        except YAMLError as error:
+            raise ConfigError(f"{option} {word}: not valid YAML ({str(error).splitlines()[0]}). Correct it.") from None
+        if not isinstance(parsed, dict):
+            raise ConfigError(f"{option} {word}: expected a section such as '{{kind: number}}'.")
+        return parsed
     file, _, function = word.rpartition(":") if ".py:" in word else (word, "", "")
     if file.endswith(".py"):
         return {"kind": "function", "file": file, **({"function": function} if function else {})}
@@ -46,13 +52,3 @@ def _section(word: str, option: str) -> Mapping[str, Any]:
     raise ConfigError(
         f"{option} {word}: is no kind of reward, Python file or run directory.{did_you_mean(word, list(KINDS))}"
     )
-
-
-def _mapping(word: str, option: str) -> Mapping[str, Any]:
-    try:
-        parsed = load_yaml(word)
-    except YAMLError as error:
-        raise ConfigError(f"{option} {word}: not valid YAML ({str(error).splitlines()[0]}). Correct it.") from None
-    if not isinstance(parsed, dict):
-        raise ConfigError(f"{option} {word}: expected a section such as '{{kind: number}}'.")
-    return parsed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from workbench.adapters import Method
 from workbench.config import plugins, task_facts
-from workbench.config.checks import cross_checks, packing_checks, streaming_checks
+from workbench.config.checks import cross_checks, packing_checks, row_checks
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.sections.run_sections import RunSections
 from workbench.config.task_facts import TaskFacts
@@ -42,7 +42,7 @@ class RunConfig(RunSections):
     def _consistent(self) -> RunConfig:
         if mistakes := list(_of_names(self)):
             raise ValueError(" ".join(mistakes))
-        mistakes = [*packing_checks.mistakes(self), *streaming_checks.mistakes(self)]
+        mistakes = [*packing_checks.mistakes(self), *row_checks.of_streaming(self)]
         if self.has_members and not mistakes:
             assert self.over is not None and self.over.members is not None
             self.over.members(self)  # each is judged as the run that it is
@@ -70,14 +70,6 @@ def accept(facts: TaskFacts) -> None:
         RunConfig.model_rebuild(force=True)
 
 
-def _task_kept(values: Mapping[str, Any], recipe: str) -> Any:
-    """The task of a file whose recipe another one replaces: one over tasks keeps it, and a task needs none named."""
-    over, before = task_facts.OVER.get(recipe), task_facts.task_of(values)
-    if over is None or before is None:
-        return None
-    return before.name if over.able(before) is None else None
-
-
 def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> RunConfig:
     """The resolved configuration of a YAML file; raises ConfigError with every mistake at once.
 
@@ -90,7 +82,8 @@ def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ())
     if isinstance(given.get("plugins"), list):
         plugins.load(given["plugins"])
     if "recipe" in given and "of" not in given:
-        values["of"] = _task_kept(values, str(given["recipe"]))
+        over, before = task_facts.OVER.get(str(given["recipe"])), task_facts.task_of(values)
+        values["of"] = None if over is None or before is None else (before.name if over.able(before) is None else None)
     for name, choice, base in (("adapter", "method", Method), ("freeze", "policy", FreezeConfig)):
         wanted, written = given.get(name), values.get(name)
         if isinstance(wanted, dict) and choice in wanted and isinstance(written, dict):

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from workbench.config.sections.select_config import SelectConfig
+from workbench.config.sections.sampling_config import SelectConfig
 from workbench.data.batching import Indices
 from workbench.errors import ConfigError, DataError
 

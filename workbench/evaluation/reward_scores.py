@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from workbench.config.sections.reward_config import Aggregate
+from workbench.config.sections.rewards_config import Aggregate
 from workbench.data import named_sets
 from workbench.data.batching import Indices
 from workbench.data.text.preference_pairs import PreferenceSet, answer_rows

@@ -21,7 +21,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 from workbench.adapters import anatomy
 from workbench.adapters.weights import semi_structured
 from workbench.config import ModelConfig
-from workbench.config.checks import sparsity_checks
+from workbench.config.checks import method_checks
 from workbench.config.model_heads import TEXT, ModelHead
 from workbench.data import starter
 from workbench.errors import BackboneError, WorkbenchError, out_of_memory
@@ -427,7 +427,7 @@ def _precision(
             f"model.id={config.id}: its weights are quantised already. Take the repository that it was made from: "
             "model.weights=nf4 quantises while loading."
         )
-    if reason := sparsity_checks.packed(config):
+    if reason := method_checks.packed(config):
         raise BackboneError(reason)
     native = has_bfloat16_units(target)
     notes = []

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig, model_heads
-from workbench.config.sections.rerank_config import RerankConfig
+from workbench.config.sections.embed_config import RerankConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.embedding.rerank_candidates import CandidateSet, PairTokenizer
 from workbench.data.labelled.labels import Labels

@@ -23,8 +23,7 @@ from pydantic import ValidationError
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.config.checks import cross_checks
-from workbench.config.checks.checkpointing_checks import unable_by_block
-from workbench.config.checks.long_row_checks import untiled_layout
+from workbench.config.checks.step_checks import unable_by_block, untiled_layout
 from workbench.config.sections.basic_sections import Checkpointing
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError

@@ -116,6 +116,7 @@ def classified(run: RunRecord) -> ClassSection | None:
     counts_CC = true_NC.T.astype(np.int64) @ predicted_NC.astype(np.int64)
     wrong_CC = counts_CC * (1 - np.eye(len(names), dtype=np.int64))
     most_wrong = [divmod(int(flat), len(names)) for flat in np.argsort(-wrong_CC, axis=None, kind="stable")[:PAIRS]]
+    doubted = list(suspects(table).items()) if run.crossvalidates and "text" in table else []
     return ClassSection(
         classes=classes,
         matrix=[
@@ -129,7 +130,16 @@ def classified(run: RunRecord) -> ClassSection | None:
             if wrong_CC[true, predicted]
         ],
         mistakes=mistakes,
-        suspects=_suspects(table) if run.crossvalidates else [],
+        suspects=[
+            Suspect(
+                row=table.at[number, "row"],
+                text=begins(table.at[number, "text"], LONGEST),
+                label=table.at[number, "label"],
+                suggested=suggested,
+                sure=f"{table.at[number, f'p_{suggested}']:.2f}",
+            )
+            for number, suggested in doubted[:SUSPECTS]
+        ],
     )
 
 
@@ -174,20 +184,6 @@ def in_words(cell: Any) -> str:
     if isinstance(cell, (list, np.ndarray)):
         return ", ".join(cell) or "(none)"
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
-
-
-def _suspects(table: pd.DataFrame) -> list[Suspect]:
-    """The most suspect labels of rows of text."""
-    return [
-        Suspect(
-            row=table.at[number, "row"],
-            text=begins(table.at[number, "text"], LONGEST),
-            label=table.at[number, "label"],
-            suggested=suggested,
-            sure=f"{table.at[number, f'p_{suggested}']:.2f}",
-        )
-        for number, suggested in list(suspects(table).items() if "text" in table else ())[:SUSPECTS]
-    ]
 
 
 def _samples(run: RunRecord, table: pd.DataFrame, by: pd.Series, shown: Any) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.config import DataConfig
-from workbench.config.sections.clean_rules import CLEAN_RULES
+from workbench.config.sections.cleaning_config import CLEAN_RULES
 from workbench.data.batching import evenly_spaced
 from workbench.data.text.quality import survey
 from workbench.data.text.quality.cleaning import Flag
@@ -99,6 +99,14 @@ class Surprise(NamedTuple):
 def page(name: str, config: DataConfig, findings: Sequence[Findings]) -> str:
     """The page on the rows of the recipe `name`, as HTML."""
     flagging = rules(findings)
+    longest = max((tokens_N.max() for each in findings if len(tokens_N := _tokens(each))), default=0)
+    marks = (float(config.max_tokens),) if config.max_tokens <= 1.1 * longest else ()
+    cut = f"Longer rows are cut at {config.max_tokens:,} tokens (dashed)." if marks else ""
+    wanted: list[tuple[str, str, Callable[[Findings], Floats], Axis]] = [
+        ("Tokens of a row", cut, _tokens, Axis("tokens", "count", marks=marks)),
+        ("Characters of a row", "", _characters, Axis("characters", "count")),
+        ("Labels", "", lambda each: floats(each.read.numbers or ()), Axis("label")),
+    ]
     return render(
         "data.html",
         name=name,
@@ -112,7 +120,7 @@ def page(name: str, config: DataConfig, findings: Sequence[Findings]) -> str:
         if (share := config.own_share) is not None
         else "",
         lengths=length_rows(findings, config),
-        plots=_plots(findings, config),
+        plots=[plot for each in wanted for plot in _distributions(findings, *each)],
         surprises=surprises(findings),
         perplexities=_distributions(
             findings,
@@ -208,19 +216,6 @@ def _tiles(findings: Sequence[Findings], config: DataConfig) -> list[tuple[str, 
         duplicated,
         ("Language", common, f"{share} of {sum(known.values()):,} rows that are long enough to tell"),
     ]
-
-
-def _plots(findings: Sequence[Findings], config: DataConfig) -> list[Plot]:
-    """Histograms of what the rows have; of nothing that they have not."""
-    longest = max((tokens_N.max() for each in findings if len(tokens_N := _tokens(each))), default=0)
-    marks = (float(config.max_tokens),) if config.max_tokens <= 1.1 * longest else ()
-    cut = f"Longer rows are cut at {config.max_tokens:,} tokens (dashed)." if marks else ""
-    wanted: list[tuple[str, str, Callable[[Findings], Floats], Axis]] = [
-        ("Tokens of a row", cut, _tokens, Axis("tokens", "count", marks=marks)),
-        ("Characters of a row", "", _characters, Axis("characters", "count")),
-        ("Labels", "", lambda each: floats(each.read.numbers or ()), Axis("label")),
-    ]
-    return [plot for each in wanted for plot in _distributions(findings, *each)]
 
 
 def _distributions(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from workbench.data.batching import evenly_spaced
+from workbench.errors import FileError
 from workbench.evaluation import training_dynamics
 from workbench.evaluation.prediction_table import class_names
 from workbench.report.plots import Axis, Plot, Series, draw, floats
 from workbench.report.rendering import ends
 from workbench.report.run_record import RunRecord
-from workbench.runs import units
+from workbench.runs import files, units
 
 BARS = 30
 """Most bars of a histogram."""
@@ -52,9 +56,28 @@ def observed(run: RunRecord) -> DynamicsSection | None:
     table = run.dynamics
     if table.empty:
         return None
+    shown = table.iloc[evenly_spaced(len(table), DRAWN)]
+    lost = shown["row"].isin(training_dynamics.unlearnable(table)["row"])
+    bands = [("no fold learns", len(_BANDS), shown[lost])]  # never right, and wrong out of fold too
+    for colour, (name, low, high) in enumerate(_BANDS):
+        band = shown[shown["correctness"].between(low, high) & ~lost]
+        bands.append((name, colour, band.sort_values("variability")))
+    series = [
+        Series(name, floats(band["variability"]), floats(band["confidence"]), "points", colour)
+        for name, colour, band in bands
+        if len(band)
+    ]
+    caption = (
+        "Each row while it trained: low and steady are hard or wrongly labelled, high and steady are easy, and what "
+        "moves most teaches most (Swayamdipta et al. 2020)."
+    )
+    if len(shown) < len(table):
+        caption += f" {len(shown):,} of {len(table):,} rows are drawn."
+    x, y = Axis("variability of the label's probability"), Axis("its mean, confidence")
+    data_map = draw("Map of the data", series, x=x, y=y, caption=caption, wide=True)
     return DynamicsSection(
         sentence=sentence(table, several="adapters" in table),
-        plots=[_map(table), *_losses_by_visit(table), *_forgetting(table), *_doubts(run)],
+        plots=[data_map, *_losses_by_visit(table), *_forgetting(table), *_doubts(run)],
         hardest=_rows(run, training_dynamics.hardest(table)),
         unlearnable=_rows(run, training_dynamics.unlearnable(table).head(training_dynamics.HARDEST)),
     )
@@ -89,28 +112,6 @@ def sentence(table: pd.DataFrame, *, several: bool) -> str:
         f"{never:,} of {len(table):,} rows were predicted {by} as they are labelled; {forgotten:,} were forgotten at "
         f"least once after they had been right.{none}"
     )
-
-
-def _map(table: pd.DataFrame) -> Plot:
-    shown = table.iloc[evenly_spaced(len(table), DRAWN)]
-    lost = shown["row"].isin(training_dynamics.unlearnable(table)["row"])
-    bands = [("no fold learns", len(_BANDS), shown[lost])]  # never right, and wrong out of fold too
-    for colour, (name, low, high) in enumerate(_BANDS):
-        band = shown[shown["correctness"].between(low, high) & ~lost]
-        bands.append((name, colour, band.sort_values("variability")))
-    series = [
-        Series(name, floats(band["variability"]), floats(band["confidence"]), "points", colour)
-        for name, colour, band in bands
-        if len(band)
-    ]
-    caption = (
-        "Each row while it trained: low and steady are hard or wrongly labelled, high and steady are easy, and what "
-        "moves most teaches most (Swayamdipta et al. 2020)."
-    )
-    if len(shown) < len(table):
-        caption += f" {len(shown):,} of {len(table):,} rows are drawn."
-    x, y = Axis("variability of the label's probability"), Axis("its mean, confidence")
-    return draw("Map of the data", series, x=x, y=y, caption=caption, wide=True)
 
 
 def _losses_by_visit(table: pd.DataFrame) -> list[Plot]:
@@ -161,3 +162,55 @@ def _doubts(run: RunRecord) -> list[Plot]:
             wide=True,
         )
     ]
+
+
+FILE = "layers.jsonl"
+FROZEN = "frozen"
+
+
+class LayerTable(NamedTuple):
+    """Parts of blocks by kind, neighbouring blocks that are alike in one row."""
+
+    kinds: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[str], str]]
+    """Name, a cell for each kind (empty where there is no such part), share of the steps in which it trained."""
+    changed: bool
+    """Whether a freezing policy changed what trained."""
+
+
+def layers(run: RunRecord) -> LayerTable | None:
+    """The table of a run; None where the run does not tell."""
+    path = run.folder / FILE
+    try:
+        lines = files.whole_lines(path)
+        return _table(lines, run) if lines else None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise FileError(f"{path}: damaged ({error}). Restore it, or delete it: the report does without.") from None
+
+
+def _table(lines: Sequence[Mapping[str, Any]], run: RunRecord) -> LayerTable:
+    layers = lines[0]["layers"]
+    kinds = dict.fromkeys(kind for layer in layers for kind in layer["parts"])
+    last = max(int(run.metrics["step"].max()) if len(run.metrics) else 1, int(lines[-1]["step"]), 1)
+    begins = [max(1, int(line["step"])) for line in lines]
+    spans = list(zip(lines, begins, [*begins[1:], last + 1], strict=True))
+
+    def alike(layer: Mapping[str, Any]) -> tuple[str, float]:
+        """The same for blocks that may share a row: those with the same parts that trained in as many steps."""
+        trained = sum(end - begin for line, begin, end in spans if str(line["trains"])[int(layer["layer"])] == "1")
+        name = str(layer["name"])
+        parts = json.dumps([name.startswith("block ") or name, layer["parts"]])
+        return parts, trained / last if any(layer["parts"].values()) else 0.0
+
+    rows = []
+    for (key, share), group in groupby(layers, alike):
+        names, parts = [str(layer["name"]) for layer in group], json.loads(key)[1]
+        each = " each" if len(names) > 1 else ""
+        cells = [
+            "" if (values := parts.get(kind)) is None else f"{units.count(values)}{each}" if values else FROZEN
+            for kind in kinds
+        ]
+        first, last_name = (name.removeprefix("block ") for name in (names[0], names[-1]))
+        name = f"blocks {first} to {last_name}" if each else names[0]
+        rows.append((name, cells, units.percent(share) if any(parts.values()) else ""))
+    return LayerTable(tuple(kinds), rows, changed=len(lines) > 1)

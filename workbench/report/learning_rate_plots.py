@@ -121,7 +121,26 @@ def _draw(config: RunConfig, span: Span, colours: dict[str, str], *, blocks: int
         axes.grid(visible=False, axis="x")
     curve = panels["curve"]
     curve.spines["bottom"].set_visible(False)
-    _draw_curve(curve, config, span, colours)
+    schedule, peak = config.schedule, peak_rate(config)
+    # Its corners are among the points.
+    progress = np.union1d(np.linspace(0, 1, 1001), [schedule.warmup, falls_from(schedule)])
+    rates = [peak * factor(each, schedule) for each in progress]
+    curve.fill_between(progress * span.end, rates, color=colours["series-0"], alpha=0.1, linewidth=0)
+    curve.plot(progress * span.end, rates, color=colours["series-0"], linewidth=2, clip_on=False, zorder=3)
+    if span.steps is not None and span.steps <= DOTS:
+        middles = np.arange(span.steps) + 0.5
+        dots = [peak * factor(each / span.steps, schedule) for each in middles]
+        look = {"color": colours["series-0"], "markersize": 5, "markeredgecolor": colours["surface"], "zorder": 4}
+        curve.plot(middles, dots, "o", **look)
+    end = f"ends at\n{_rate(rates[-1], peak)}"
+    curve.annotate(
+        end, (span.end, rates[-1]), (8, 0), textcoords="offset points", va="center", color=colours["series-0"]
+    )
+    if schedule.floor:
+        curve.axhline(peak * schedule.floor, color=colours["soft"], linewidth=0.8, linestyle=(0, (1, 3)))
+    curve.set_ylim(0, 1.2 * peak)
+    curve.yaxis.set_major_locator(FixedLocator([peak * quarter / 4 for quarter in range(5)]))
+    curve.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _rate(value, peak)))
     _draw_phases(curve, config, span, colours)
     if "layers" in panels:
         axes, subtitle = panels["layers"], _unknown(policy, span, blocks)
@@ -151,34 +170,9 @@ def _unknown(policy: FreezeConfig, span: Span, blocks: int | None) -> str | None
 
 
 def _title(axes: Any, title: str, subtitle: str, colours: dict[str, str]) -> None:
-    """A title, and below it a line of words."""
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=22)
     above = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
     axes.annotate(subtitle, (0, 1), (0, 6), **above, color=colours["soft"], fontsize=9)
-
-
-def _draw_curve(axes: Any, config: RunConfig, span: Span, colours: dict[str, str]) -> None:
-    """The rate against what is done, and as dots, at their middles, the rates of the steps themselves."""
-    schedule, peak = config.schedule, peak_rate(config)
-    # Its corners are among the points.
-    progress = np.union1d(np.linspace(0, 1, 1001), [schedule.warmup, falls_from(schedule)])
-    rates = [peak * factor(each, schedule) for each in progress]
-    axes.fill_between(progress * span.end, rates, color=colours["series-0"], alpha=0.1, linewidth=0)
-    axes.plot(progress * span.end, rates, color=colours["series-0"], linewidth=2, clip_on=False, zorder=3)
-    if span.steps is not None and span.steps <= DOTS:
-        middles = np.arange(span.steps) + 0.5
-        dots = [peak * factor(each / span.steps, schedule) for each in middles]
-        look = {"color": colours["series-0"], "markersize": 5, "markeredgecolor": colours["surface"], "zorder": 4}
-        axes.plot(middles, dots, "o", **look)
-    end = f"ends at\n{_rate(rates[-1], peak)}"
-    axes.annotate(
-        end, (span.end, rates[-1]), (8, 0), textcoords="offset points", va="center", color=colours["series-0"]
-    )
-    if schedule.floor:
-        axes.axhline(peak * schedule.floor, color=colours["soft"], linewidth=0.8, linestyle=(0, (1, 3)))
-    axes.set_ylim(0, 1.2 * peak)
-    axes.yaxis.set_major_locator(FixedLocator([peak * quarter / 4 for quarter in range(5)]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _rate(value, peak)))
 
 
 def _draw_phases(axes: Any, config: RunConfig, span: Span, colours: dict[str, str]) -> None:

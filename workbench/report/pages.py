@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import pandas as pd
 
-from workbench.config.sections.sweep_config import flat
+from workbench.config.sections.search_config import flat
 from workbench.evaluation import comparison, held_out_losses
 from workbench.report import (
     class_section,
@@ -20,7 +20,6 @@ from workbench.report import (
     curves,
     dynamics_section,
     findings,
-    layer_section,
     picture_section,
     run_record,
     sweep_sections,
@@ -72,6 +71,33 @@ def write(run: Path) -> Path:
     A part that is missing is named as such.
     """
     this = run_record.read(run)
+    manifest, batch = this.manifest, this.manifest.get("batch")
+    size = this.config.get("batch", {}).get("size", units.NOTHING)
+    facts = [("Started", manifest["created"].replace("T", " ")[:19])] if "created" in manifest else []
+    if this.crossvalidates:
+        facts.append(("Steps", f"{_steps(this)}, {size} examples each"))
+    elif batch:
+        facts.append(("Steps", f"{len(this.metrics):,} of {batch['steps']:,}, {size} examples each"))
+    if batch:
+        facts.append(("Micro-batch", f"{batch['tokens_per_device']:,} {this.unit_of_length} per device"))
+    if this.data_wait is not None:
+        facts.append(("Waited for data", f"{units.percent(this.data_wait)} of the time of the steps"))
+    if own := manifest.get("hardware"):
+        facts.append(("Hardware", f"{own['name']}, {own['cores']} cores, {units.size(own['memory_bytes'])}"))
+    if manifest.get("versions"):
+        facts.append(("Versions", ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())))
+    if manifest.get("git_commit"):
+        commit, dash, changed = manifest["git_commit"].partition("-")
+        facts.append(("Commit", commit[:10] + dash + changed))
+    splits = this.manifest.get("data", {})
+    titles = {"train": "Train", "held_out": "Held-out", "test": "Test", "unlabelled": "Unlabelled"}
+    keys = ("rows", "tokens", "supervised_tokens", "truncated", "skipped", "fingerprint")
+
+    def shown(value: int | str | None) -> str:
+        return units.NOTHING if value is None else value[:12] if isinstance(value, str) else f"{value:,}"
+
+    rows = "rows of other folds" if this.crossvalidates else "training rows"
+    looked, of = (this.probe.get(key, 0) for key in ("compared", "rows"))
     page = render(
         "report.html",
         run=this,
@@ -97,11 +123,15 @@ def write(run: Path) -> Path:
         fleet=sweep_sections.read_fleet(run),
         benchmarks=task_sections.benchmark_table(run),
         win_rates=task_sections.win_rates(run),
-        layers=layer_section.layers(this),
+        layers=dynamics_section.layers(this),
         dynamics=dynamics_section.observed(this),
-        facts=[("Model", _model_facts(this)), ("Run", _run_facts(this))],
-        data=_data(this),
-        among=_compared_rows(this),
+        facts=[("Model", _model_facts(this)), ("Run", facts)],
+        data=[
+            (title, splits[name]["source"], [shown(splits[name].get(key)) for key in keys])
+            for name, title in titles.items()
+            if splits.get(name)
+        ],
+        among=f"{rows} ({looked:,} of {of:,} were looked at)" if looked < of else rows,
     )
     files.write_bytes(run / "report.html", page.encode())
     return run / "report.html"
@@ -138,11 +168,23 @@ def compare(runs: Sequence[Path | str], out: Path | str = "comparison.html") -> 
         (key, *(config.get(key, units.NOTHING) for config in configs)) for key in dict.fromkeys(chain(*configs))
     ]
     pairs, paired_notes = paired(records, names)
+    notes = []
+    # A cross-validation holds out each training row in turn.
+    splits = ((one.manifest.get("data", {}), "train" if one.crossvalidates else "held_out") for one in records)
+    held_out = [data.get(split) or {} for data, split in splits]
+    same_rows: tuple[str, ...] = ("source", "rows", "fingerprint", "tokens")
+    if len({one.manifest.get("model", {}).get("id") for one in records}) > 1:
+        notes.append("The backbones differ, and may cut text into different tokens: losses per token do not compare.")
+        same_rows = ("source", "rows")
+    if len({tuple(split.get(key) for key in same_rows) for split in held_out}) > 1:
+        notes.append("The held-out rows differ, or where they are cut: small differences mean nothing.")
+    if len({one.manifest.get("hardware", {}).get("name") for one in records}) > 1:
+        notes.append("The runs ran on different hardware: time, speed and memory do not compare.")
     comparison = Comparison(
         columns=("", *names),
         rows=tuple((measure.label, *map(measure.shown, records)) for measure in measures),
         settings=tuple(row for row in settings if len(set(row[1:])) > 1),
-        notes=(*_notes(records), *paired_notes),
+        notes=(*notes, *paired_notes),
         paired=tuple(pairs),
     )
     page = render(
@@ -180,7 +222,6 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def _scores(run: RunRecord) -> list[dict[str, str]]:
-    """Rows of the score table, the known scores first."""
     own = class_section.SCORES if run.classifies else task_sections.EMBED_SCORES if run.embeds else None
     own = {**SCORES, **task_sections.PREFERENCE_SCORES} if run.prefers else own
     own = task_sections.reward_scores(run) if run.rewards else own
@@ -192,7 +233,12 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     order = {score: place for place, score in enumerate(known)}
     rows = []
     for name in sorted(shown, key=lambda name: order.get(name, order.get(name.partition("[")[0], len(order)))):
-        label, better = _titled(name, known)
+        base, *names = name.replace("]", "").split("[")
+        if name in known or base not in known:
+            label, better = known.get(name, (name, None))
+        else:
+            title, better = known[base]
+            label = ", ".join([title.partition(",")[0], *names])
         difference, chance = run.difference(name), run.chance(name)
         row = {when: units.number(run.scores.get(when, {}).get(name)) for when in COLUMNS}
         row |= {"label": label, "difference": "", "chance": "", "judged": ""}
@@ -204,15 +250,6 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
         row["chance"] = "; ".join(each for each in (run.interval(name), row["chance"]) if each)
         rows.append(row)
     return rows
-
-
-def _titled(name: str, known: Mapping[str, tuple[str, _T]]) -> tuple[str, _T | None]:
-    """Title of a score, that of one of several sets with its name, and which direction is better."""
-    base, *names = name.replace("]", "").split("[")
-    if name in known or base not in known:
-        return known.get(name, (name, None))
-    title, better = known[base]
-    return ", ".join([title.partition(",")[0], *names]), better
 
 
 def _samples(predictions: pd.DataFrame) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -244,51 +281,6 @@ def _model_facts(run: RunRecord) -> list[tuple[str, str]]:
     ]
 
 
-def _run_facts(run: RunRecord) -> list[tuple[str, str]]:
-    manifest, batch = run.manifest, run.manifest.get("batch")
-    size = run.config.get("batch", {}).get("size", units.NOTHING)
-    facts = [("Started", manifest["created"].replace("T", " ")[:19])] if "created" in manifest else []
-    if run.crossvalidates:
-        facts.append(("Steps", f"{_steps(run)}, {size} examples each"))
-    elif batch:
-        facts.append(("Steps", f"{len(run.metrics):,} of {batch['steps']:,}, {size} examples each"))
-    if batch:
-        facts.append(("Micro-batch", f"{batch['tokens_per_device']:,} {run.unit_of_length} per device"))
-    if run.data_wait is not None:
-        facts.append(("Waited for data", f"{units.percent(run.data_wait)} of the time of the steps"))
-    if own := manifest.get("hardware"):
-        facts.append(("Hardware", f"{own['name']}, {own['cores']} cores, {units.size(own['memory_bytes'])}"))
-    if manifest.get("versions"):
-        facts.append(("Versions", ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())))
-    if manifest.get("git_commit"):
-        commit, dash, changed = manifest["git_commit"].partition("-")
-        facts.append(("Commit", commit[:10] + dash + changed))
-    return facts
-
-
-def _data(run: RunRecord) -> list[tuple[str, str, list[str]]]:
-    """One row per split: its name, where it came from, its counts."""
-    splits = run.manifest.get("data", {})
-    titles = {"train": "Train", "held_out": "Held-out", "test": "Test", "unlabelled": "Unlabelled"}
-    keys = ("rows", "tokens", "supervised_tokens", "truncated", "skipped", "fingerprint")
-
-    def shown(value: int | str | None) -> str:
-        return units.NOTHING if value is None else value[:12] if isinstance(value, str) else f"{value:,}"
-
-    return [
-        (title, splits[name]["source"], [shown(splits[name].get(key)) for key in keys])
-        for name, title in titles.items()
-        if splits.get(name)
-    ]
-
-
-def _compared_rows(run: RunRecord) -> str:
-    """The rows among which neighbours were searched, in words."""
-    rows = "rows of other folds" if run.crossvalidates else "training rows"
-    looked, of = (run.probe.get(key, 0) for key in ("compared", "rows"))
-    return f"{rows} ({looked:,} of {of:,} were looked at)" if looked < of else rows
-
-
 def _trained_share(run: RunRecord) -> float | None:
     model = run.manifest.get("model", {})
     return model["trainable"] / model["parameters"] if model.get("parameters") else None
@@ -311,22 +303,6 @@ def _speed(run: RunRecord) -> float | None:
 
 def _method(run: RunRecord) -> str:
     return str(run.config.get("adapter", {}).get("method", units.NOTHING))
-
-
-def _notes(records: Sequence[RunRecord]) -> list[str]:
-    notes = []
-    # A cross-validation holds out each training row in turn.
-    splits = ((one.manifest.get("data", {}), "train" if one.crossvalidates else "held_out") for one in records)
-    held_out = [data.get(split) or {} for data, split in splits]
-    same_rows: tuple[str, ...] = ("source", "rows", "fingerprint", "tokens")
-    if len({one.manifest.get("model", {}).get("id") for one in records}) > 1:
-        notes.append("The backbones differ, and may cut text into different tokens: losses per token do not compare.")
-        same_rows = ("source", "rows")
-    if len({tuple(split.get(key) for key in same_rows) for split in held_out}) > 1:
-        notes.append("The held-out rows differ, or where they are cut: small differences mean nothing.")
-    if len({one.manifest.get("hardware", {}).get("name") for one in records}) > 1:
-        notes.append("The runs ran on different hardware: time, speed and memory do not compare.")
-    return notes
 
 
 def paired(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[tuple[str, ...]], list[str]]:

@@ -155,7 +155,12 @@ def pictured(run: RunRecord) -> PictureSection | None:
         return None
     album = _Album()
     # A few pictures of training come first: they are not to be missing where the page is full.
-    trained = _trained(stored[stored["kind"] == "trained"], album)
+    trained = []
+    for _, states in stored[stored["kind"] == "trained"].groupby("row", sort=False):
+        drawn = [(state.caption, album.picture(state.jpeg)) for state in states.itertuples()]
+        kept = [(caption, picture) for caption, picture in drawn if picture is not None]
+        first = states.iloc[0]
+        trained.append(TrainedPicture(_short(first["image"]), _begins(in_words(first["label"])), kept))
     maps = {each.row: album.picture(each.jpeg) for each in _of_kind(stored, "map")}
     of_training = {each.row: album.picture(each.jpeg) for each in _of_kind(stored, "neighbour")}
     of_row = {each.row: album.picture(each.jpeg) for each in _of_kind(stored, "row")}
@@ -222,7 +227,6 @@ def _card(stored: Any, album: _Album, predicted: str = "") -> Card:
 
 
 def _doubtful(card: Card, row: pd.Series) -> Card:
-    """The card with the two likeliest classes."""
     p_C = row[[name for name in row.index if name.startswith("p_")]].astype(float).sort_values(ascending=False)
     several = isinstance(row["label"], (list, tuple, np.ndarray))
     if several:
@@ -251,16 +255,6 @@ def _panels(table: pd.DataFrame, cards: list[Card], sure_N: Floats) -> dict[tupl
             name = f"cell-{number_of[label]}-{number_of[predicted]}"
             panels[label, predicted] = Panel(name, _begins(label), _begins(predicted), len(rows), pictured)
     return panels
-
-
-def _trained(stored: pd.DataFrame, album: _Album) -> list[TrainedPicture]:
-    pictures = []
-    for _, states in stored.groupby("row", sort=False):
-        drawn = [(state.caption, album.picture(state.jpeg)) for state in states.itertuples()]
-        kept = [(caption, picture) for caption, picture in drawn if picture is not None]
-        first = states.iloc[0]
-        pictures.append(TrainedPicture(_short(first["image"]), _begins(in_words(first["label"])), kept))
-    return pictures
 
 
 def _hard(run: RunRecord, by_place: Mapping[str, Card]) -> list[Card]:

@@ -33,6 +33,7 @@ Style = Literal["line", "faint", "marked", "points", "bars"]
 _SENTINELS = {"#010203": "--ink", "#010204": "--grid", "#010205": "--surface"}
 _SENTINELS |= {f"#0102{16 + index:02x}": f"--series-{index}" for index in range(COLOURS)}
 _INK, _GRID, _SURFACE, *_SERIES = _SENTINELS
+_HOURS = (3600, 7200, 21600, 43200)
 
 
 def settings(*, ink: str, grid: str) -> dict[Any, Any]:
@@ -166,8 +167,52 @@ def _drawn(title: str, shown: Sequence[Series], x: Axis, y: Axis, *, ring: Seque
             _draw_series(axes, one)
         if len(ring):
             axes.plot(*ring, "o", markersize=9, markerfacecolor="none", markeredgecolor=_INK, markeredgewidth=1)
-        _dress(axes, x, y, shown)
-        return _svg(figure, salt=title)
+        axes.set_xlabel(x.label)
+        axes.set_ylabel(y.label)
+        axes.margins(x=0.02)
+        axes.grid(visible=False, axis="both" if y.ticks == "none" else "x")
+        values = np.concatenate([one.y[np.isfinite(one.y)] for one in shown])
+        if values.min() > 0 and values.max() > 20 * np.median(values):
+            # One exploding step must not flatten the rest of the curve.
+            axes.set_yscale("log")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        elif y.from_zero:
+            axes.set_ylim(0, 1.06 * max(values.max(), 1e-12))
+        if x.logarithmic:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(FixedLocator(x.logarithmic))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        for axis, wanted in ((axes.xaxis, x), (axes.yaxis, y)):
+            if wanted.names:
+                axis.set_major_locator(FixedLocator(range(len(wanted.names))))
+            elif wanted.ticks == "duration":
+                longest = axis.get_data_interval()[1]
+                # A round number of seconds, minutes or hours, for six ticks at most.
+                steps = [*(unit * factor for unit in (1, 60) for factor in (1, 2, 5, 10, 15, 30)), *_HOURS]
+                days = 86400 * max(1, round(longest / 86400 / 6))
+                axis.set_major_locator(MultipleLocator(next((step for step in steps if longest / step <= 6), days)))
+            elif axis.get_scale() == "linear":
+                axis.set_major_locator(MaxNLocator(nbins=6, integer=wanted.ticks == "count"))
+            axis.set_major_formatter(_formatter(wanted))
+        for marks, line in ((x.marks, axes.axvline), (y.marks, axes.axhline)):
+            for value in marks:
+                line(value, color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
+        # The <svg> element alone, without the ids, metadata and fixed size that cannot stand twice in a page.
+        buffer = io.StringIO()
+        with matplotlib.rc_context({"svg.hashsalt": title}):
+            empty = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
+        svg = buffer.getvalue()
+        svg = svg[svg.index("<svg") :].strip()
+        svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+        svg = re.sub(r"<svg[^>]*(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1>", svg, count=1)
+        svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+        svg = re.sub(r" font-family: [^;]*;", "", svg)
+        svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg)
+        svg = re.sub(r"\s*\n\s*", " ", svg).replace("xlink:href", "href")
+        for colour, variable in _SENTINELS.items():
+            svg = svg.replace(colour, f"var({variable})")
+        return svg
 
 
 def thin(x: Floats, y: Floats, *, points: int = POINTS) -> tuple[Floats, Floats]:
@@ -200,35 +245,6 @@ def _draw_series(axes: Any, series: Series) -> None:
         axes.plot(x, y, linestyle=series.stroke, color=colour, linewidth=1.5)
 
 
-def _dress(axes: Any, x: Axis, y: Axis, series: Sequence[Series]) -> None:
-    axes.set_xlabel(x.label)
-    axes.set_ylabel(y.label)
-    axes.margins(x=0.02)
-    axes.grid(visible=False, axis="both" if y.ticks == "none" else "x")
-    values = np.concatenate([one.y[np.isfinite(one.y)] for one in series])
-    if values.min() > 0 and values.max() > 20 * np.median(values):
-        # One exploding step must not flatten the rest of the curve.
-        axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    elif y.from_zero:
-        axes.set_ylim(0, 1.06 * max(values.max(), 1e-12))
-    if x.logarithmic:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(FixedLocator(x.logarithmic))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    for axis, wanted in ((axes.xaxis, x), (axes.yaxis, y)):
-        if wanted.names:
-            axis.set_major_locator(FixedLocator(range(len(wanted.names))))
-        elif wanted.ticks == "duration":
-            axis.set_major_locator(MultipleLocator(_time_step(axis.get_data_interval()[1])))
-        elif axis.get_scale() == "linear":
-            axis.set_major_locator(MaxNLocator(nbins=6, integer=wanted.ticks == "count"))
-        axis.set_major_formatter(_formatter(wanted))
-    for marks, line in ((x.marks, axes.axvline), (y.marks, axes.axhline)):
-        for value in marks:
-            line(value, color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
-
-
 def _formatter(axis: Axis) -> Any:
     if axis.ticks == "none":
         return NullFormatter()
@@ -238,28 +254,3 @@ def _formatter(axis: Axis) -> Any:
         axis.ticks
     ]
     return FuncFormatter(lambda value, _: shown(value).replace(".0 ", " "))
-
-
-def _time_step(longest: float) -> float:
-    """Seconds between ticks: a round number of seconds, minutes or hours, for six ticks at most."""
-    steps = [unit * factor for unit in (1, 60) for factor in (1, 2, 5, 10, 15, 30)] + [3600, 7200, 21600, 43200]
-    return next((step for step in steps if longest / step <= 6), 86400 * max(1, round(longest / 86400 / 6)))
-
-
-def _svg(figure: Any, *, salt: str) -> str:
-    """The <svg> element alone, without the ids, metadata and fixed size that cannot stand twice in a page."""
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": salt}):
-        empty = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :].strip()
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<svg[^>]*(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1>", svg, count=1)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r" font-family: [^;]*;", "", svg)
-    svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg)
-    svg = re.sub(r"\s*\n\s*", " ", svg).replace("xlink:href", "href")
-    for colour, variable in _SENTINELS.items():
-        svg = svg.replace(colour, f"var({variable})")
-    return svg

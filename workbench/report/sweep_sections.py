@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.config.sections.sweep_config import shown
+from workbench.config.sections.search_config import shown
 from workbench.report.plots import STEP, Axis, Floats, Plot, Series, Style, draw, floats
 from workbench.report.run_record import RunRecord
 from workbench.runs import files, units
@@ -268,39 +268,7 @@ def read_search(folder: Path) -> MemberTable | None:
     if not table.get("members"):
         return None
     rows = sorted(table["members"], key=_standing)
-    return MemberTable(
-        columns=(*rows[0]["settings"], *(f"loss after {_share(each)}" for each in table["shares"]), "steps", "status"),
-        members=tuple(
-            (
-                *map(shown, row["settings"].values()),
-                *map(units.loss, row["losses"]),
-                f"{row['steps']:,}",
-                row["status"],
-            )
-            for row in rows
-        ),
-        shipped=_shipped(rows, table),
-        settings=tuple((key, units.percent(value)) for key, value in table["importances"].items()),
-        notes=tuple(_search_notes(rows, table, files.read_json(folder / "scores.json"))),
-    )
-
-
-def _reached(row: Mapping[str, Any]) -> int:
-    """The highest rung at which a member has a loss; -1 where it has none."""
-    return max((rung for rung, loss in enumerate(row["losses"]) if loss is not None), default=-1)
-
-
-def _standing(row: Mapping[str, Any]) -> tuple[int, float]:
-    rung = _reached(row)
-    return -rung, row["losses"][rung] if rung >= 0 else 0.0
-
-
-def _share(share: float) -> str:
-    """A share of a training: 1/16, or all."""
-    return "all" if share == 1 else str(Fraction(share).limit_denominator(10**6))
-
-
-def _search_notes(rows: Sequence[Mapping[str, Any]], table: Mapping[str, Any], scores: Mapping[str, Any]) -> list[str]:
+    scores = files.read_json(folder / "scores.json")
     ended = sum(row["losses"][-1] is not None for row in rows)
     judges = "all held-out rows" if table["rows"] is None else f"up to {table['rows']:,} held-out rows"
     notes = [
@@ -328,7 +296,36 @@ def _search_notes(rows: Sequence[Mapping[str, Any]], table: Mapping[str, Any], s
             side = ("low", "lower") if place < 0.5 else ("high", "higher")
             notes.append(f"The best {key} is at the {side[0]} end of what was tried: a {side[1]} one may be better.")
     failed = [row["member"] for row in rows if row["status"] == "failed"]
-    return [*notes, *([f"Failed: {'; '.join(failed)}."] if failed else [])]
+    return MemberTable(
+        columns=(*rows[0]["settings"], *(f"loss after {_share(each)}" for each in table["shares"]), "steps", "status"),
+        members=tuple(
+            (
+                *map(shown, row["settings"].values()),
+                *map(units.loss, row["losses"]),
+                f"{row['steps']:,}",
+                row["status"],
+            )
+            for row in rows
+        ),
+        shipped=_shipped(rows, table),
+        settings=tuple((key, units.percent(value)) for key, value in table["importances"].items()),
+        notes=tuple([*notes, *([f"Failed: {'; '.join(failed)}."] if failed else [])]),
+    )
+
+
+def _reached(row: Mapping[str, Any]) -> int:
+    """The highest rung at which a member has a loss; -1 where it has none."""
+    return max((rung for rung, loss in enumerate(row["losses"]) if loss is not None), default=-1)
+
+
+def _standing(row: Mapping[str, Any]) -> tuple[int, float]:
+    rung = _reached(row)
+    return -rung, row["losses"][rung] if rung >= 0 else 0.0
+
+
+def _share(share: float) -> str:
+    """A share of a training: 1/16, or all."""
+    return "all" if share == 1 else str(Fraction(share).limit_denominator(10**6))
 
 
 def _search_plots(run: RunRecord) -> list[Plot]:

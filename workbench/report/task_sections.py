@@ -150,14 +150,9 @@ def _row_table(title: str, table: Any, names: list[str]) -> RowTable:
 # Embeddings and re-rankers
 
 
-def embed_score(run: RunRecord) -> str | None:
-    """Name of the score that decides; None where nothing was scored."""
-    return next((name for name in EMBED_SCORES if name in run.scores.get("before", {})), None)
-
-
 def embed_verdict(run: RunRecord) -> str:
     """Outcome of a run that was scored, in one sentence."""
-    name = embed_score(run) or "loss"
+    name = next((name for name in EMBED_SCORES if name in run.scores.get("before", {})), None) or "loss"
     before, after = (run.scores[when][name] for when in ("before", "after"))
     if name == "loss":
         return f"Held-out loss went from {before:.2f} to {after:.2f}."

@@ -88,7 +88,18 @@ def new_folder(path: Path, *, durable: bool = True) -> Iterator[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             aside.mkdir()
             yield aside
-            _publish(aside, path, durable=durable)
+            if durable:
+                for file in aside.rglob("*"):
+                    _fsync(file)
+                _fsync(aside)
+            if path.exists():
+                old = path.with_name(f".{path.name}.{os.getpid()}.replaced")
+                os.replace(path, old)
+                os.replace(aside, path)
+                shutil.rmtree(old)
+            else:
+                os.replace(aside, path)
+            _fsync(path.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -117,22 +128,6 @@ def _explained_errors(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         why = (isinstance(error, OSError) and error.strerror) or error
         raise FileError(f"{path}: cannot be written ({why}). Make room there, or name another place.") from error
-
-
-def _publish(aside: Path, path: Path, *, durable: bool) -> None:
-    """Rename a complete folder to `path`; an older one is removed last."""
-    if durable:
-        for file in aside.rglob("*"):
-            _fsync(file)
-        _fsync(aside)
-    if path.exists():
-        old = path.with_name(f".{path.name}.{os.getpid()}.replaced")
-        os.replace(path, old)
-        os.replace(aside, path)
-        shutil.rmtree(old)
-    else:
-        os.replace(aside, path)
-    _fsync(path.parent)
 
 
 def _fsync(path: Path) -> None:

@@ -121,7 +121,14 @@ def joined() -> Ranks:
             )
         torch.cuda.set_device(ranks.local)
     if not dist.is_initialized():
-        _end_with_parent()
+        parent = os.getppid()
+
+        def watch() -> None:
+            while os.getppid() == parent:
+                time.sleep(LOOK)
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=WAIT)
         atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
     return ranks
@@ -159,15 +166,3 @@ def buckets(tensors: Sequence[_Tensor], size: int) -> list[list[_Tensor]]:
         cut[-1].append(tensor)
         room -= tensor.nbytes
     return cut
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent is gone, so that a killed launcher leaves no process behind."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(LOOK)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -249,7 +249,6 @@ def fold_members(path: Path) -> list[Path]:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    """Values of config.yaml in a run directory."""
     if not (path / "config.yaml").exists():
         raise ConfigError(f"{path}: not a run directory (no config.yaml). `workbench ls runs` lists the runs here.")
     return read_yaml(path / "config.yaml")

@@ -67,7 +67,15 @@ class RunLog:
                 plain = "".join(each for each in text if each.isprintable() or each in "\n\t")
                 os.write(self._descriptor, f"{plain.rstrip()}\n".encode(errors="replace"))
             if os.fstat(self._descriptor).st_size > MOST:
-                self._shorten(self._path)
+                _flush()
+                with self._path.open("rb") as file:
+                    file.seek(-MOST // 2, os.SEEK_END)
+                    newer = file.read()
+                files.write_bytes(self._path, b"(older lines were dropped)\n" + newer[newer.find(b"\n") + 1 :])
+                self.close()
+                self._descriptor = _opened(self._path)
+                if self._printed:
+                    self._redirect_output()
 
     def end(self, error: BaseException) -> None:
         """Add why the run ended: the message of a mistake or a stop, the traceback of anything else."""
@@ -80,18 +88,6 @@ class RunLog:
         for console in (1, 2):
             os.dup2(self._descriptor, console)
         self._printed = True
-
-    def _shorten(self, path: Path) -> None:
-        """Drop the older half, up to the end of a line."""
-        _flush()
-        with path.open("rb") as file:
-            file.seek(-MOST // 2, os.SEEK_END)
-            newer = file.read()
-        files.write_bytes(path, b"(older lines were dropped)\n" + newer[newer.find(b"\n") + 1 :])
-        self.close()
-        self._descriptor = _opened(path)
-        if self._printed:
-            self._redirect_output()
 
 
 def add(folder: Path, text: str) -> None:

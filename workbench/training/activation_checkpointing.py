@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workbench.adapters import anatomy
 from workbench.config import TrainingSections
-from workbench.config.checks.checkpointing_checks import unable_by_block
+from workbench.config.checks.step_checks import unable_by_block
 from workbench.config.sections.basic_sections import Checkpointing
 from workbench.data.batching import Examples, MicroBatch
 from workbench.errors import ConfigError
@@ -145,7 +145,12 @@ class ActivationKeeping:
             torch.OutOfMemoryError: not even one row fits.
         """
         while True:
-            upcoming = self._upcoming()
+            if self._order and (following := self._order.index(self.now) + 1) < len(self._order):
+                upcoming: Checkpointing | Literal["offload"] | None = self._order[following]
+            else:
+                accelerated = self._device is not None and self._device.type != "cpu"
+                able = accelerated and self.now is True and not self.offloads
+                upcoming = "offload" if able and self._config.train.offload_activations == "auto" else None
             least = max(longest, ENOUGH) if upcoming == "elementwise" else longest
             try:
                 return capacity.smaller_until_fits(compute, tokens, longest=least, retry=retry)
@@ -202,13 +207,6 @@ class ActivationKeeping:
             return
         self.now = wanted
         keep(self._backbone, wanted)
-
-    def _upcoming(self) -> Checkpointing | Literal["offload"] | None:
-        """The next way that keeps less, if the configuration allows one."""
-        if self._order and (following := self._order.index(self.now) + 1) < len(self._order):
-            return self._order[following]
-        able = self._device is not None and self._device.type != "cpu" and self.now is True and not self.offloads
-        return "offload" if able and self._config.train.offload_activations == "auto" else None
 
     @cached_property
     def _order(self) -> list[Checkpointing]:

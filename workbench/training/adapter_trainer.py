@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -226,7 +225,14 @@ class AdapterTrainer:
             hook.on_gradients()
         optimizers.penalise(self.trainable, self.task.config, self.start)
         self._deadline.stepped()
-        self._rate = self._set_rate(self._share(0.5, int(self.seen.lengths[rows].sum())))
+        config = self.task.config
+        rate = optimizers.peak_rate(config) * schedules.factor(
+            self._share(0.5, int(self.seen.lengths[rows].sum())), config.schedule, drops=self.progress.drops
+        )
+        for group in self.optimizer.param_groups:
+            own = 1.0 if self._rates is None or group["layer"] is None else self._rates[group["layer"]]
+            group["lr"] = rate * group["rate_factor"] * own
+        self._rate = rate
         return self._optimizer_step.clip(self.task.config.train.max_grad_norm)
 
     def update(self, loss: float, norm: float, rows: Indices) -> dict[str, Any] | None:
@@ -269,8 +275,12 @@ class AdapterTrainer:
         if self._average is not None:
             self._average.update(self.progress.step, before=self._before, after=self.progress.share)
         asked, due = self.task.evaluation_asked(), self._is_due(self.task.config.evaluate.every)
-        if (due or asked) and self._affords_evaluation():
-            losses, parts = self._held_out()
+        if (due or asked) and (self.progress.share >= 1 or self._deadline.affords("evaluation", "samples")):
+            losses, average = {"held_out_loss": self.judged(self.task.held_out_loss)}, self._average
+            parts = dict(self.task.held_out_parts)
+            if average is not None and average.ready:
+                with average.applied(self._refresh):
+                    losses["averaged_held_out_loss"] = self.task.held_out_loss()
             if due:
                 self._judge(losses)
             record = {**record, **losses, **parts, **({} if due else {"asked": 1})}
@@ -291,7 +301,13 @@ class AdapterTrainer:
         run = self.task.run
         # A failed member may be at the step of its last checkpoint: replacing it would leave a moment without one.
         if self._saved_step != self.progress.step:
-            state = self._state()  # all processes that hold a shard of it take part
+            state: dict[str, Mapping[str, Tensor]] = {
+                "trainable": self._optimizer_step.values(),
+                "optimizer": {**self._optimizer_step.states(), **self._evicted.state()},
+                **{name: hook.state() for name, hook in self._hooks.items()},
+            }
+            if self._average is not None:
+                state["average"] = self._average.state()
             if run.ranks.first:
                 checkpoints.save(run.checkpoints, state, self.progress, keep=keep)
             self._saved_step = self.progress.step
@@ -328,7 +344,17 @@ class AdapterTrainer:
             return []
         path, damaged = run.ranks.agreed(checkpoints.newest(run.checkpoints, at_most=at_most))
         if path is not None:
-            self._read(path)
+            saved = checkpoints.read_tensors(path, "trainable")
+            if saved.keys() != self.trainable.keys():
+                raise ResumeError(f"{path}: its tensors are not those of this adapter. Start a new run.")
+            self._optimizer_step.load(saved, checkpoints.read_tensors(path, "optimizer"))
+            self._evicted.clear()
+            for name, hook in self._hooks.items():
+                hook.load(checkpoints.read_tensors(path, name))
+            if self._average is not None:
+                self._average.load(checkpoints.read_tensors(path, "average"))
+            self.progress = checkpoints.read_progress(path)
+            self._saved_step = self.progress.step
         if run.ranks.first:
             checkpoints.drop_after(run.checkpoints, self.progress.step)
             metrics_log.rewind(run.path, self.progress.step)
@@ -350,16 +376,11 @@ class AdapterTrainer:
         return failed is not None and failed <= step
 
     def _is_due(self, every: int | float | None) -> bool:
-        """Whether a periodic event is due after the last step."""
         return schedules.due(every, step=self.progress.step, before=self._before, after=self.progress.share)
 
     def _end_in_time(self) -> None:
         if not self._deadline.fits_another():
             self.progress = replace(self.progress, share=1.0)
-
-    def _affords_evaluation(self) -> bool:
-        """Whether there is time to evaluate and to continue training; always after the last step."""
-        return self.progress.share >= 1 or self._deadline.affords("evaluation", "samples")
 
     @property
     def _deadline(self) -> Deadline:
@@ -374,24 +395,6 @@ class AdapterTrainer:
         done = self.progress
         return self._limits.share(done.share, steps=done.step + part, tokens=done.tokens + part * tokens, part=part)
 
-    def _set_rate(self, share: float) -> float:
-        """Set the learning rate for a share of the run; returns it."""
-        config = self.task.config
-        rate = optimizers.peak_rate(config) * schedules.factor(share, config.schedule, drops=self.progress.drops)
-        for group in self.optimizer.param_groups:
-            own = 1.0 if self._rates is None or group["layer"] is None else self._rates[group["layer"]]
-            group["lr"] = rate * group["rate_factor"] * own
-        return rate
-
-    def _held_out(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Held-out loss of the values and of their average, and its parts, by their names in metrics.jsonl."""
-        losses, average = {"held_out_loss": self.judged(self.task.held_out_loss)}, self._average
-        parts = dict(self.task.held_out_parts)
-        if average is not None and average.ready:
-            with average.applied(self._refresh):
-                losses["averaged_held_out_loss"] = self.task.held_out_loss()
-        return losses, parts
-
     def _judge(self, losses: Mapping[str, float]) -> None:
         """Let the lowest loss decide about the best checkpoint and early stopping."""
         loss, average = min(losses.values()), self._average
@@ -403,27 +406,3 @@ class AdapterTrainer:
             with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
                 values = average.values() if average is not None and averaged else self._optimizer_step.values()
                 best_checkpoint.write(self.task.run, values, self.progress)
-
-    def _state(self) -> checkpoints.Tensors:
-        tensors: dict[str, Mapping[str, Tensor]] = {
-            "trainable": self._optimizer_step.values(),
-            "optimizer": {**self._optimizer_step.states(), **self._evicted.state()},
-            **{name: hook.state() for name, hook in self._hooks.items()},
-        }
-        if self._average is not None:
-            tensors["average"] = self._average.state()
-        return tensors
-
-    def _read(self, path: Path) -> None:
-        """Load what `save` wrote."""
-        saved = checkpoints.read_tensors(path, "trainable")
-        if saved.keys() != self.trainable.keys():
-            raise ResumeError(f"{path}: its tensors are not those of this adapter. Start a new run.")
-        self._optimizer_step.load(saved, checkpoints.read_tensors(path, "optimizer"))
-        self._evicted.clear()
-        for name, hook in self._hooks.items():
-            hook.load(checkpoints.read_tensors(path, name))
-        if self._average is not None:
-            self._average.load(checkpoints.read_tensors(path, "average"))
-        self.progress = checkpoints.read_progress(path)
-        self._saved_step = self.progress.step

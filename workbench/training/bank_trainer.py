@@ -254,7 +254,6 @@ class BankTrainer:
         return step
 
     def _step(self, live: dict[str, AdapterTrainer], began: Mapping[str, float]) -> None:
-        """One optimizer step of every live member."""
         started, ahead, records = time.monotonic(), self.ahead, {}
         waited = 0.0 if ahead is None else ahead.waited_s
         clipped = (member.clip(member.batch()) for member in live.values())  # after the gradients
@@ -301,13 +300,10 @@ class BankTrainer:
                 f"device.\n  Write batch.tokens_per_device={tokens}{self.keeping.to_write} and another --out."
             )
         self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass{self.keeping.in_words}.")
-        self._forget_gradients()
-        forget_peak(self.device)
-        self.bank.train()  # blocks that are recomputed know it by their mode
-
-    def _forget_gradients(self) -> None:
         for parameter in [*self.bank.model.parameters(), *self.masters]:
             parameter.grad = None
+        forget_peak(self.device)
+        self.bank.train()  # blocks that are recomputed know it by their mode
 
     def _losses(self, live: dict[str, AdapterTrainer]) -> Tensor:
         """Gradients, and the mean losses (members,), of each live member over its next batch."""

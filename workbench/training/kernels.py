@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from workbench.config import TrainingSections
-from workbench.config.checks import kernel_checks, long_row_checks
+from workbench.config.checks import step_checks
 from workbench.errors import ConfigError, ResumeError
 from workbench.models import activation_recomputation, liger_kernels
 from workbench.runs.run_directory import Run
@@ -38,7 +38,7 @@ def install(model: nn.Module, config: TrainingSections, device: torch.device, ru
     if begun == "liger" and reason is not None:
         raise ResumeError(f"{run.home} began with Liger's kernels: {reason}. Go on where they run, or begin a new run.")
     asked = config.train.kernels == "liger" or begun != "torch"
-    if asked and reason is None and not any(kernel_checks.unable(config)) and liger_kernels.known(model):
+    if asked and reason is None and not any(step_checks.unable_by_kernels(config)) and liger_kernels.known(model):
         liger_kernels.install(model)
         run.note(kernels="liger")
     else:
@@ -49,5 +49,5 @@ def tile_mlps(model: nn.Module, config: TrainingSections) -> None:
     """Let the MLPs of a model compute in tiles, as `train.mlp_tile` says; `auto` leaves out those that cannot."""
     how = config.distributed
     fetched = how.engine != "fsdp2" and zero_offload.cuts_weights(how)  # weights arrive by layer, not by block
-    if not fetched and not any(long_row_checks.untiled(config)):
+    if not fetched and not any(step_checks.untiled(config)):
         activation_recomputation.tile_mlps(model, config.train.mlp_tile)

@@ -31,8 +31,7 @@ from transformers import PreTrainedModel
 from workbench.adapters import anatomy
 from workbench.adapters.row_dropout import row_hash, row_keys
 from workbench.config import TrainingSections
-from workbench.config.sections.layer_drop_config import LayerDropConfig
-from workbench.config.sections.token_drop_config import TokenDropConfig
+from workbench.config.sections.layer_and_token_drop_config import LayerDropConfig, TokenDropConfig
 from workbench.data.batching import Indices
 from workbench.errors import BackboneError
 from workbench.models import forward_hooks
@@ -139,7 +138,6 @@ class LayerDrop:
                 master.grad = torch.zeros_like(master)
 
     def _forward(self, number: int, own: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """The forward pass of a block, or its input."""
         factor = self._factors[number] if self._factors is not None and self._able[number] else 1.0
         if factor == 1:
             return own(*arguments, **named)

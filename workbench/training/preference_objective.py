@@ -18,7 +18,6 @@ from workbench.config.sections.prefer_config import PreferConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.text.preference_pairs import ANSWER, PLACE, ROW, TOKEN, MismatchedRows, PreferenceSet
 from workbench.losses import preference_losses
-from workbench.losses.preference_losses import Answers
 from workbench.models.output_heads import Head
 from workbench.training.step_metrics import StepMeter
 
@@ -80,7 +79,8 @@ class PreferenceObjective:
         """
         config, beta = self._config, self._beta()
         answer_B = _answers(labels_N, rows)
-        model = self._counted(log_p_N, labels_N, answer_B)
+        log_p_BL = dense(log_p_N, labels_N, rows=len(answer_B), longest=self._longest)
+        model = preference_losses.answers(log_p_BL, self._tokens_S[answer_B], self._shared_S[answer_B], self._config)
         desired_B, example_P = self._desired_S[answer_B], answer_B[:: self._each] // self._each
         tie_P = None if self._tie_P is None else self._tie_P[example_P]
         judged = preference_losses.judge(
@@ -96,32 +96,25 @@ class PreferenceObjective:
         weight_P = self._weight_P[example_P]
         if scale:
             told_P = weight_P if tie_P is None else weight_P * ~tie_P
-            self._tell(judged.reward_B, model, desired_B, told_P.repeat_interleave(self._each))
+            weight_B = told_P.repeat_interleave(self._each)
+            good, bad = ("chosen", "rejected") if self._each == 2 else ("good", "bad")
+            good_B, bad_B = weight_B * desired_B, weight_B * ~desired_B
+            figures = {
+                f"reward[{good}]": (judged.reward_B, good_B),
+                f"reward[{bad}]": (judged.reward_B, bad_B),
+                f"log_p[{good}]": (model.mean_B, good_B),
+                f"log_p[{bad}]": (model.mean_B, bad_B),
+            }
+            if self._each == 2:
+                margin_P = judged.reward_B[::2] - judged.reward_B[1::2]
+                figures["reward[margin]"] = (margin_P, weight_B[::2])
+                figures["reward[accuracy]"] = ((margin_P.sign() + 1) / 2, weight_B[::2])
+            elif self._config.loss == "kto":
+                figures["reward[reference point]"] = (self._beta() * self.baseline.expand_as(judged.reward_B), weight_B)
+            if self._config.beta_end is not None:
+                figures["scale[beta]"] = (torch.full_like(judged.reward_B, self._beta()), weight_B)
+            self.meter.add(figures)
         return (judged.loss_P * weight_P).sum() * scale
-
-    def _counted(self, log_p_N: Tensor, labels_N: Tensor, answer_B: Tensor) -> Answers:
-        log_p_BL = dense(log_p_N, labels_N, rows=len(answer_B), longest=self._longest)
-        return preference_losses.answers(log_p_BL, self._tokens_S[answer_B], self._shared_S[answer_B], self._config)
-
-    def _tell(self, reward_B: Tensor, model: Answers, desired_B: Tensor, weight_B: Tensor) -> None:
-        """Report means of chosen or good answers and of rejected or bad ones, for metrics.jsonl; without ties."""
-        good, bad = ("chosen", "rejected") if self._each == 2 else ("good", "bad")
-        good_B, bad_B = weight_B * desired_B, weight_B * ~desired_B
-        figures = {
-            f"reward[{good}]": (reward_B, good_B),
-            f"reward[{bad}]": (reward_B, bad_B),
-            f"log_p[{good}]": (model.mean_B, good_B),
-            f"log_p[{bad}]": (model.mean_B, bad_B),
-        }
-        if self._each == 2:
-            margin_P = reward_B[::2] - reward_B[1::2]
-            figures["reward[margin]"] = (margin_P, weight_B[::2])
-            figures["reward[accuracy]"] = ((margin_P.sign() + 1) / 2, weight_B[::2])
-        elif self._config.loss == "kto":
-            figures["reward[reference point]"] = (self._beta() * self.baseline.expand_as(reward_B), weight_B)
-        if self._config.beta_end is not None:
-            figures["scale[beta]"] = (torch.full_like(reward_B, self._beta()), weight_B)
-        self.meter.add(figures)
 
 
 class KtoLook:

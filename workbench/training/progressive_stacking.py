@@ -106,7 +106,14 @@ class ProgressiveStacking(Checkpointed):
         if wanted == before:
             return
         if before is None:
-            self._require_steps(member)
+            last, steps = self._config.at[-1], member.total
+            if member.task.config.budget.unlimited and last > (steps - 1) / steps:
+                raise ConfigError(
+                    f"grow.at={list(self._config.at)}: of {steps} steps none begins after {last:g} of the run. "
+                    f"Write grow.at=[{(steps // 2) / steps:.2g}], or more steps."
+                    if steps > 1
+                    else "grow needs several steps, and this run has one. Leave grow out."
+                )
         else:
             self._stack(before, wanted)
             member.optimizer.state.clear()
@@ -138,16 +145,6 @@ class ProgressiveStacking(Checkpointed):
     def _depth(self, step: int, share: float) -> int:
         return self._config.depth(step, share, blocks=len(self._blocks)) if self._config.is_on else len(self._blocks)
 
-    def _require_steps(self, member: AdapterTrainer) -> None:
-        last, steps = self._config.at[-1], member.total
-        if member.task.config.budget.unlimited and last > (steps - 1) / steps:
-            raise ConfigError(
-                f"grow.at={list(self._config.at)}: of {steps} steps none begins after {last:g} of the run. "
-                f"Write grow.at=[{(steps // 2) / steps:.2g}], or more steps."
-                if steps > 1
-                else "grow needs several steps, and this run has one. Leave grow out."
-            )
-
     def _train(self, blocks: int) -> None:
         """Let the first blocks compute and train, and no others."""
         self._trained = self._computed = blocks
@@ -174,7 +171,6 @@ class ProgressiveStacking(Checkpointed):
         return {id(parameter): named[name] for name, parameter in self._values.computing().items()}
 
     def _forward(self, number: int, own: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """The forward pass of a block, or its input."""
         if number < self._computed:
             return own(*arguments, **named)
         return layer_and_token_drop.skipped(forward_hooks.hidden_of(arguments, named), self._more[number])

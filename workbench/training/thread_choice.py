@@ -35,13 +35,6 @@ def worth(tokens: float, width: int, *, most: int) -> int:
     return max(1, min(most, int(tokens * width) // WORTH))
 
 
-def tokens_at_once(members: Collection[AdapterTrainer], budget: int) -> float:
-    """Mean tokens of one adapter in a micro-batch of at most `budget` tokens, which all members share."""
-    sizes = [each.task.config.batch.size * each.task.config.rows_of_draw for each in members]
-    step = sum(size * float(each.task.train.lengths.mean()) for size, each in zip(sizes, members, strict=True))
-    return min(step, budget) / len(members)
-
-
 @contextmanager
 def chosen(members: Collection[AdapterTrainer], budget: int, backbone: PreTrainedModel) -> Iterator[None]:
     """Inside, torch uses as many threads as the rows of these adapters, which train together, are worth, on a CPU.
@@ -56,7 +49,9 @@ def chosen(members: Collection[AdapterTrainer], budget: int, backbone: PreTraine
         yield
         return
     width = anatomy.hidden_size(backbone.config)
-    torch.set_num_threads(worth(tokens_at_once(members, budget), width, most=before))
+    sizes = [each.task.config.batch.size * each.task.config.rows_of_draw for each in members]
+    step = sum(size * float(each.task.train.lengths.mean()) for size, each in zip(sizes, members, strict=True))
+    torch.set_num_threads(worth(min(step, budget) / len(members), width, most=before))
     try:
         yield
     finally:

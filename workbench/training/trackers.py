@@ -9,7 +9,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from workbench.config import TrainingSections
-from workbench.config.sections.sweep_config import flat
+from workbench.config.sections.search_config import flat
 from workbench.runs.run_directory import Run
 
 PROJECT = "peft-workbench"

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-from workbench.config.sections.clean_rules import DUPLICATE_RULES
+from workbench.config.sections.cleaning_config import DUPLICATE_RULES
 from workbench.config.sections.run_sections import RunSections
 from workbench.config.task_facts import TaskFacts, register
 
 
-def _of_rows(config: RunSections) -> Iterator[str]:
-    """Settings of written text that are given for rows that are classified."""
+def _check(config: RunSections) -> Iterator[str]:
     unused = ("truncate", "loss_on") if config.reads_pictures else ("format", "truncate", "loss_on")
     given = [f"data.{key}" for key in unused if config.data.differs(key)]
     given += ["model.chat_template"] if config.model.chat_template is not None else []
@@ -19,10 +18,6 @@ def _of_rows(config: RunSections) -> Iterator[str]:
             f"recipe={config.recipe} reads columns as classes.text puts them together, and cuts them as classes.keep "
             f"and classes.shares say: leave {', '.join(given)} out."
         )
-
-
-def _of_pictures(config: RunSections) -> Iterator[str]:
-    """Settings of pictures for text, settings of text for pictures, and augmentations that nothing could do."""
     image = config.image
     if not config.reads_pictures:
         if config.differs("image"):
@@ -70,11 +65,6 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
         )
     if classes.kind == "pair":
         yield "classes.kind=pair compares two texts, and data.format=image reads one picture a row. Write kind: one."
-    yield from _of_augmentation(config)
-
-
-def _of_augmentation(config: RunSections) -> Iterator[str]:
-    """Augmentations of pictures that nothing could do."""
     augment, classes = config.image.augment, config.classes
     if augment.mixes and classes.kind not in ("one", "several"):
         yield f"image.augment mixes two labels, which are of kind {classes.kind}. Leave mixup and cutmix out."
@@ -88,11 +78,6 @@ def _of_augmentation(config: RunSections) -> Iterator[str]:
             "image.augment.curriculum grows over a known number of steps, and budget alone ends the run. "
             "Write train.epochs or train.steps too."
         )
-
-
-def _check(config: RunSections) -> Iterator[str]:
-    yield from _of_rows(config)
-    yield from _of_pictures(config)
 
 
 FACTS = register(

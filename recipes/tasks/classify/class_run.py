@@ -19,7 +19,7 @@ from typing_extensions import Self
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.config.model_heads import ModelHead
-from workbench.config.sections.select_config import SelectConfig
+from workbench.config.sections.sampling_config import SelectConfig
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.labelled import labelled_data
@@ -102,8 +102,7 @@ def prepare(config: RunConfig, *, choose: Choice | None = None) -> tuple[RowRead
 
 
 def _chosen(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: ClassSplits) -> ClassSplits:
-    """The same data with the training rows that the backbone chooses."""
-    from workbench.recipes.single import gradient_choice, row_choice  # most runs take all rows
+    from workbench.recipes.single import row_choice
 
     target = labelled_data.target_rows(config, reader, data.labels)
     labelled_data.require_room(data.train, config, data.labels)
@@ -112,7 +111,7 @@ def _chosen(config: RunConfig, run: Run, callback: Callback, reader: RowReader, 
         return ClassRun(config, run, callback, reader, ClassSplits(train, held_out, None, data.labels))
 
     def score(store: ResultStore) -> Floats:
-        return gradient_choice.scores(data.train, target, target.of_class_NG, config, run, callback, begin, store)
+        return row_choice.gradient_scores(data.train, target, target.of_class_NG, config, run, callback, begin, store)
 
     kept = row_choice.chosen(data.train, config, run, callback, score=score)
     cure = f"Keep more rows, or give {config.data.select.target} rows of that class."

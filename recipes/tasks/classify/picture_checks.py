@@ -70,20 +70,18 @@ class PictureFindings:
             yield f"{name}, {_size(picture.shape)}", picture
         inputs = self.rows.inputs
         assert isinstance(inputs, PictureRows)
-        yield from self._augmented(inputs, row)
+        if inputs.augmenter is not None:
+            last = max(EPOCHS, round(inputs.augmenter.epochs)) - 1
+            for epoch in np.linspace(0, last, EPOCHS).round().astype(int).tolist():
+                grown = inputs.rewritten(epoch=epoch, progress=epoch / last)
+                picture, other, share = grown.augmented(row, epoch=epoch)
+                mix = {row: share, other: 1 - share} if share < 0.995 else {}
+                parts = [
+                    f"{in_words(self.rows.labels[each])} ({part:.0%})" for each, part in mix.items() if part >= 0.005
+                ]
+                yield f"epoch {epoch + 1}{': ' * bool(parts)}{' + '.join(parts)}", picture
         for view in self.views:
             yield f"view: {view.name}", view.picture(inputs.picture(row), row)
-
-    def _augmented(self, inputs: PictureRows, row: int) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        if inputs.augmenter is None:
-            return
-        last = max(EPOCHS, round(inputs.augmenter.epochs)) - 1
-        for epoch in np.linspace(0, last, EPOCHS).round().astype(int).tolist():
-            grown = inputs.rewritten(epoch=epoch, progress=epoch / last)
-            picture, other, share = grown.augmented(row, epoch=epoch)
-            mix = {row: share, other: 1 - share} if share < 0.995 else {}
-            parts = [f"{in_words(self.rows.labels[each])} ({part:.0%})" for each, part in mix.items() if part >= 0.005]
-            yield f"epoch {epoch + 1}{': ' * bool(parts)}{' + '.join(parts)}", picture
 
 
 def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Labels) -> PictureFindings | None:
@@ -94,9 +92,25 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
     sample = evenly_spaced(len(rows), SAMPLED).tolist()
     grey = [_is_grey(inputs.picture(index)) for index in sample]
     names = labels.names if labels.kind in ("one", "several") else ()
+    share = sum(grey) / len(grey)
+    colours = f"{percent(share)} grey, the others in colour" if share else "in colour"
+    colours = "all grey, as the model reads them" if share == 1 else colours
+    sizes = sorted(((*reader.size(rows.records[index]), index) for index in sample), key=lambda each: each[0] * each[1])
+    among = "" if len(sample) == len(rows) else f" ({len(sample):,} of {len(rows):,} looked at)"
+    if sizes[0][:2] == sizes[-1][:2]:
+        sentence = f"all {_size(sizes[0])} pixels{among}"
+    else:
+        low, middle, high = sizes[0], sizes[len(sizes) // 2], sizes[-1]
+        sentence = (
+            f"smallest {_size(low)} pixels ({_name(reader, rows, low[2])}), median {_size(middle)}, "
+            f"largest {_size(high)} ({_name(reader, rows, high[2])}){among}"
+        )
+    wanted = min(reader.format.height, reader.format.width)
+    if small := sum(min(each[:2]) < wanted for each in sizes):
+        sentence += f"; {percent(small / len(sizes))} are enlarged, which adds no detail"
     facts = [
-        ("Files", _sizes(reader, rows, sample)),
-        ("Colours", _colours(grey)),
+        ("Files", sentence),
+        ("Colours", colours),
         *(
             [("Depth", depth)]
             if (depth := preparation.ranges_in_words(reader.value_ranges(), config.image.depth))
@@ -148,35 +162,6 @@ def in_words(label: Label | None) -> str:
 def _name(reader: PictureReader, rows: LabelledSet, row: int) -> str:
     """The file of a row, without the folder or archive that all rows are from."""
     return reader.describe(rows.records[row]).removeprefix(f"{rows.source}/")
-
-
-def _sizes(reader: PictureReader, rows: LabelledSet, sample: list[int]) -> str:
-    """Smallest, median and largest picture by the number of pixels, and how many are enlarged."""
-    sizes = sorted(((*reader.size(rows.records[index]), index) for index in sample), key=lambda each: each[0] * each[1])
-    among = "" if len(sample) == len(rows) else f" ({len(sample):,} of {len(rows):,} looked at)"
-    if sizes[0][:2] == sizes[-1][:2]:
-        sentence = f"all {_size(sizes[0])} pixels{among}"
-    else:
-        low, middle, high = sizes[0], sizes[len(sizes) // 2], sizes[-1]
-        sentence = (
-            f"smallest {_size(low)} pixels ({_name(reader, rows, low[2])}), median {_size(middle)}, "
-            f"largest {_size(high)} ({_name(reader, rows, high[2])}){among}"
-        )
-    wanted = min(reader.format.height, reader.format.width)
-    small = sum(min(each[:2]) < wanted for each in sizes)
-    return f"{sentence}; {percent(small / len(sizes))} are enlarged, which adds no detail" if small else sentence
-
-
-def _colours(grey: list[bool]) -> str:
-    """Whether the pictures that the model reads have colours."""
-    share = sum(grey) / len(grey)
-    return (
-        "all grey, as the model reads them"
-        if share == 1
-        else f"{percent(share)} grey, the others in colour"
-        if share
-        else "in colour"
-    )
 
 
 def _is_grey(picture_HW3: NDArray[np.uint8]) -> bool:

@@ -32,7 +32,11 @@ def require_texts(run: Path, config: RunConfig) -> None:
 def load(run: Path, config: RunConfig, name: str, created: int, *, queue: int) -> ClassModel:
     """The classifier of a run by name; so many requests may wait for it."""
     model = classifier.load(run, config)
-    return served(config, name, created, model.reader, model.labels, _outputs(model), queue=queue)
+
+    def outputs(rows: LabelledSet) -> Floats:
+        return model.labels.values(classification_scores.predict_outputs(model.model, model.outputs, rows))
+
+    return served(config, name, created, model.reader, model.labels, outputs, queue=queue)
 
 
 def served(
@@ -46,25 +50,6 @@ def served(
     queue: int,
 ) -> ClassModel:
     """The model of a run by name, whose classes `values` gives: probabilities (N, C), or numbers, of rows."""
-    answering = _classifying(reader, labels, values)
-    return ClassModel(name, config.model.id, created, Turns(queue), answering, labels.names)
-
-
-def _outputs(model: classifier.Classifier) -> Callable[[LabelledSet], Floats]:
-    def outputs(rows: LabelledSet) -> Floats:
-        return model.labels.values(classification_scores.predict_outputs(model.model, model.outputs, rows))
-
-    return outputs
-
-
-def _classifying(
-    reader: RowReader, labels: Labels, values: Callable[[LabelledSet], Floats]
-) -> Callable[[Sequence[Row]], list[dict[str, Any]]]:
-    """Predicts rows of a request: the name of a class, several of them, or a number, and the probability of each class.
-
-    Args:
-        values: Probabilities of the classes (N, C), or numbers, of rows.
-    """
 
     def classify(rows: Sequence[Row]) -> list[dict[str, Any]]:
         named = [_named(row, reader.columns, place) for place, row in enumerate(rows, start=1)]
@@ -73,7 +58,7 @@ def _classifying(
         pairs = zip(labels.predicted(values_NC), values_NC.tolist(), strict=True)
         return [{"label": label, "probs": values_C, "num_classes": len(values_C)} for label, values_C in pairs]
 
-    return classify
+    return ClassModel(name, config.model.id, created, Turns(queue), classify, labels.names)
 
 
 def _named(row: Row, columns: Sequence[str], place: int) -> NamedColumns:

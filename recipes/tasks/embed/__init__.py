@@ -12,35 +12,11 @@ OF_ROWS = ("sampling", "curriculum", "augment", "length_warm_up", "decontaminate
 
 
 def _check(config: RunSections) -> Iterator[str]:
-    """Contradictions between recipe embed and other sections, one sentence for each."""
     if config.reads_pictures:
         return  # which has a sentence of its own
     yield from of_rows(
         config, cut="columns of text, cut on the right", why="compares the rows of a batch with each other"
     )
-    yield from _of_training(config)
-
-
-def of_rows(config: RunSections, *, cut: str, why: str) -> Iterator[str]:
-    """Settings of rows and of their form that a recipe of pairs of texts does not take.
-
-    Args:
-        cut: What it reads.
-        why: Rows cannot be chosen, ordered or rewritten one by one.
-    """
-    data, recipe = config.data, f"recipe={config.recipe}"
-    if given := [f"data.{key}" for key in OF_TEXT if data.differs(key)]:
-        yield f"{recipe} reads {cut}: leave {', '.join(given)} out."
-    if given := [f"data.{key}" for key in OF_ROWS if data.differs(key)]:
-        yield f"{recipe} {why}: leave {', '.join(given)} out."
-    if data.weighs:
-        yield f"data.columns names a weight, and rows of {recipe} count once each. Leave it out."
-    if config.model.chat_template is not None or config.model.new_tokens:
-        yield f"{recipe} reads texts as they are: leave model.chat_template and model.new_tokens out."
-
-
-def _of_training(config: RunSections) -> Iterator[str]:
-    """Where the loss of a whole batch leaves nothing to do, or cannot be taken apart."""
     if config.adapter.looks:
         yield (
             f"adapter.method={config.adapter.method} looks at the loss of single rows, and that of recipe=embed "
@@ -59,6 +35,24 @@ def _of_training(config: RunSections) -> Iterator[str]:
     for key in ("label_smoothing", "z_loss", "r_drop"):
         if getattr(config.regularise, key):
             yield f"regularise.{key} is for losses of tokens and classes, not for recipe=embed. Leave it out."
+
+
+def of_rows(config: RunSections, *, cut: str, why: str) -> Iterator[str]:
+    """Settings of rows and of their form that a recipe of pairs of texts does not take.
+
+    Args:
+        cut: What it reads.
+        why: Rows cannot be chosen, ordered or rewritten one by one.
+    """
+    data, recipe = config.data, f"recipe={config.recipe}"
+    if given := [f"data.{key}" for key in OF_TEXT if data.differs(key)]:
+        yield f"{recipe} reads {cut}: leave {', '.join(given)} out."
+    if given := [f"data.{key}" for key in OF_ROWS if data.differs(key)]:
+        yield f"{recipe} {why}: leave {', '.join(given)} out."
+    if data.weighs:
+        yield f"data.columns names a weight, and rows of {recipe} count once each. Leave it out."
+    if config.model.chat_template is not None or config.model.new_tokens:
+        yield f"{recipe} reads texts as they are: leave model.chat_template and model.new_tokens out."
 
 
 FACTS = register(

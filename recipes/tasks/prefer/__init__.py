@@ -10,11 +10,6 @@ from workbench.config.task_facts import TaskFacts, register
 
 def _check(config: RunSections) -> Iterator[str]:
     yield from config.prefer.misfits(margin=any(MARGIN in own.columns for own in config.data.training_files.values()))
-    yield from _of_rows(config)
-    yield from _of_training(config)
-
-
-def _of_rows(config: RunSections) -> Iterator[str]:
     data = config.data
     if data.format not in ("auto", "preference"):
         yield f"data.format={data.format} judges no answers. recipe=prefer reads data.format=preference; leave it out."
@@ -31,9 +26,6 @@ def _of_rows(config: RunSections) -> Iterator[str]:
     for key, given in unread.items():
         if given:
             yield f"{key} is for rows of one answer, and recipe=prefer compares two. Leave {key} out."
-
-
-def _of_training(config: RunSections) -> Iterator[str]:
     regularise = config.regularise
     for key in ("neftune", "stochastic_depth", "r_drop", "label_smoothing", "z_loss"):
         if getattr(regularise, key):

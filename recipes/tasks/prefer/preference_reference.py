@@ -114,16 +114,13 @@ def ask(
     tables = [*(rows.answers for rows in sets.values()), *others.values()]
     losses = token_reference.ask(reference, tables, config, run, callback, tokenizer)
     answer_numbers = {
-        name: _numbers(each, rows, config.prefer) for (name, rows), each in zip(sets.items(), losses, strict=False)
+        name: AnswerNumbers(*_counted(each, rows.answer_tokens, rows.shared_tokens, config.prefer))
+        for (name, rows), each in zip(sets.items(), losses, strict=False)
     }
     for (name, table), each in zip(others.items(), losses[len(sets) :], strict=True):
         others_S, _ = _counted(each, table.supervised, table.supervised, config.prefer)
         answer_numbers[name] = answer_numbers[name]._replace(others_S=others_S)
     return answer_numbers
-
-
-def _numbers(losses: ReferenceLosses, rows: PreferenceSet, config: PreferConfig) -> AnswerNumbers:
-    return AnswerNumbers(*_counted(losses, rows.answer_tokens, rows.shared_tokens, config))
 
 
 def _counted(

@@ -42,9 +42,8 @@ from workbench.recipes.single import start_adapter
 from workbench.recipes.single.single_run import Scored
 from workbench.recipes.tasks.prefer import preference_reference
 from workbench.recipes.tasks.prefer.preference_reference import AnswerNumbers, Floats
-from workbench.recipes.tasks.sft.started_run import StartedRun
-from workbench.recipes.tasks.sft.text_run import TextOutputs, answer, read_template
-from workbench.runs import files, provenance
+from workbench.recipes.tasks.sft.text_run import StartedRun, TextOutputs, answer, read_template
+from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training import preference_objective, preflight
 from workbench.training.bank_trainer import Objective
@@ -58,15 +57,6 @@ WATCHED = 4
 """Held-out prompts that are answered at each evaluation, at most."""
 WATCHED_SCORES = {"tokens": "answer_tokens", "repetition": "repetition"}
 """Figures of these answers by their names in metrics.jsonl."""
-
-
-def begin(config: RunConfig, run: Run, callback: Callback, *, loader: Loader = backbones.load) -> PreferenceRun:
-    """The run with its data, for which the reference has read every answer."""
-    # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    tokenizer, template, pairs = prepare(config)
-    provenance.note_data(run, pairs.facts())
-    # The reference reads every answer once and is gone, so that there is one model in memory from here on.
-    return unasked(config, run, callback, tokenizer, template, pairs, loader=loader).asked()
 
 
 def unasked(
@@ -185,18 +175,15 @@ class PreferenceRun(StartedRun):
         return Scored(scores | self._of_answers(written), TextOutputs(written))
 
     def finish(self, more: Mapping[str, Any] | None = None) -> Scores:
-        known = (self.run.path / "before.json").exists()  # of a fold it is scored late
-        if known and self.ruler is not None and preference_reference.is_start(self.config) and self.placement.scores:
-            self._measure_start_anew()
+        path = self.run.path / "before.json"  # of a fold it comes late
+        start = self.ruler is not None and preference_reference.is_start(self.config)
+        if start and path.exists() and self.placement.scores:
+            own = self._reference("held_out")
+            assert own is not None
+            before = files.read_json(path)
+            before["scores"] |= self._summary("held_out", own.counted_S, own.mean_S, own.others_S)
+            files.write_json(path, before)
         return super().finish(more)
-
-    def _measure_start_anew(self) -> None:
-        """Score the start by this member's section, as what was trained is: a sweep did by that of its first member."""
-        own, path = self._reference("held_out"), self.run.path / "before.json"
-        assert own is not None
-        before = files.read_json(path)
-        before["scores"] |= self._summary("held_out", own.counted_S, own.mean_S, own.others_S)
-        files.write_json(path, before)
 
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         config, train = self.config.prefer, self.pairs.train

@@ -13,50 +13,22 @@ _LOADED = ("lora", "rslora", "lora+")
 
 
 def _check(config: RunSections) -> Iterator[str]:
-    """Contradictions between recipe reinforce and other sections, one sentence for each."""
     yield from config.reinforce.misfits(
         noise=config.adapter.noise > 0 or config.adapter.facts.draws or config.model.dropout
     )
-    yield from _of_rollouts(config)
-    yield from _of_rows(config)
-    yield from _of_training(config)
-    if config.reinforce.start is not None and config.adapter.method == "full":
-        yield (
-            "reinforce.start goes on from an adapter, and adapter.method=full has none. "
-            "Write model.id=RUN/adapter, the folder of what that run saved."
-        )
-    if config.reinforce.warm_up is not None and config.budget.timed:
-        yield (
-            "reinforce.warm_up trains before the clock of budget plans, so that budget.time, energy and money cannot "
-            "end the run. Write train.steps or budget.tokens."
-        )
-    if config.reinforce.refers and config.adapter.method == "full":
-        yield (
-            "reinforce.beta compares with the model that training starts from, which is the backbone without its "
-            "adapter, and adapter.method=full trains the backbone itself. Write reinforce.beta=0, or "
-            "adapter.method=lora."
-        )
-
-
-def _of_rollouts(config: RunSections) -> Iterator[str]:
-    if config.reinforce.rollouts.url is None or config.adapter.method in _LOADED:
-        return
-    cure = f"Write adapter.method={'|'.join(_LOADED)}, or leave reinforce.rollouts out."
-    if config.adapter.method == "full":
-        yield (
-            "reinforce.rollouts.url: a server is given an adapter before each rollout, and adapter.method=full trains "
-            f"the backbone itself, whose weights it cannot take. {cure}"
-        )
-    else:
-        yield (
-            "reinforce.rollouts.url: a server loads plain LoRA while it answers, and "
-            f"adapter.method={config.adapter.method} is saved as something else. {cure}"
-        )
-
-
-def _of_rows(config: RunSections) -> Iterator[str]:
+    if not (config.reinforce.rollouts.url is None or config.adapter.method in _LOADED):
+        cure = f"Write adapter.method={'|'.join(_LOADED)}, or leave reinforce.rollouts out."
+        if config.adapter.method == "full":
+            yield (
+                "reinforce.rollouts.url: a server is given an adapter before each rollout, and adapter.method=full "
+                f"trains the backbone itself, whose weights it cannot take. {cure}"
+            )
+        else:
+            yield (
+                "reinforce.rollouts.url: a server loads plain LoRA while it answers, and "
+                f"adapter.method={config.adapter.method} is saved as something else. {cure}"
+            )
     data = config.data
-
     if data.loss_on != "assistant":
         yield "recipe=reinforce learns from the answers that it writes, and from no other text: leave data.loss_on out."
     if given := [f"data.{key}" for key in _OF_ROWS if data.differs(key)]:
@@ -68,9 +40,6 @@ def _of_rows(config: RunSections) -> Iterator[str]:
             "model.new_tokens are never drawn before they were learnt. Teach them with recipe=sft, merge that run, and "
             "write its folder as model.id."
         )
-
-
-def _of_training(config: RunSections) -> Iterator[str]:
     for key in ("neftune", "stochastic_depth", "r_drop", "label_smoothing", "z_loss"):
         if getattr(config.regularise, key):
             yield (
@@ -101,6 +70,22 @@ def _of_training(config: RunSections) -> Iterator[str]:
         yield (
             "evaluate.max_new_tokens is for answers with a reference, and those of recipe=reinforce are as long as in "
             "training. Write reinforce.max_new_tokens."
+        )
+    if config.reinforce.start is not None and config.adapter.method == "full":
+        yield (
+            "reinforce.start goes on from an adapter, and adapter.method=full has none. "
+            "Write model.id=RUN/adapter, the folder of what that run saved."
+        )
+    if config.reinforce.warm_up is not None and config.budget.timed:
+        yield (
+            "reinforce.warm_up trains before the clock of budget plans, so that budget.time, energy and money cannot "
+            "end the run. Write train.steps or budget.tokens."
+        )
+    if config.reinforce.refers and config.adapter.method == "full":
+        yield (
+            "reinforce.beta compares with the model that training starts from, which is the backbone without its "
+            "adapter, and adapter.method=full trains the backbone itself. Write reinforce.beta=0, or "
+            "adapter.method=lora."
         )
 
 

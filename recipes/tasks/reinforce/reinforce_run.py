@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
-from workbench.config import RunConfig, model_heads
+from workbench.adapters import Full
+from workbench.config import DataConfig, RunConfig, model_heads
+from workbench.config.sections.basic_sections import EvaluateConfig, SaveConfig, TrainConfig
+from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices, MicroBatch, evenly_spaced
 from workbench.data.held_out_split import Splits
@@ -31,14 +34,14 @@ from workbench.evaluation.forward_passes import ModelResults, stored_results
 from workbench.evaluation.generation import AnswerSampler
 from workbench.evaluation.rewards.reward_sum import RowJudge
 from workbench.models import backbones
-from workbench.models.backbones import Backbone, Loader
+from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.recipes.single import start_adapter
 from workbench.recipes.single.single_run import Scored
-from workbench.recipes.tasks.reinforce import rollout_server, warm_up
-from workbench.recipes.tasks.sft.started_run import StartedRun
-from workbench.recipes.tasks.sft.text_run import read_template
-from workbench.runs import files, provenance, units
+from workbench.recipes.tasks.reinforce import rollout_server
+from workbench.recipes.tasks.sft import text_run
+from workbench.recipes.tasks.sft.text_run import StartedRun, read_template
+from workbench.runs import files, units
 from workbench.runs.openai_client import OpenAIClient
 from workbench.runs.run_directory import Run
 from workbench.training import preference_objective, preflight
@@ -46,35 +49,12 @@ from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
 from workbench.training.reinforcement import objective
 from workbench.training.reinforcement.objective import ReinforceObjective
-from workbench.training.reinforcement.rollouts import LogProbReader, RolloutRows, Rollouts, SamplesAnswers
+from workbench.training.reinforcement.rollouts import RolloutRows, Rollouts, SamplesAnswers
 from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]
 KEPT = "rollout"
 """Name of the answers of the present step in a checkpoint."""
-
-
-def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
-    """Train as `config` says; returns scores before and after, as they stand in scores.json."""
-    reinforce = begin(config, run, callback)
-    with rollout_server.opened(config) as server:
-        if server is not None:
-            rollout_server.require(server, config, reinforce.tokenizer, reinforce.data.train)
-            callback.say(f"Answers are written by {config.reinforce.rollouts.id} at {server.url}.")
-        provenance.note_data(run, reinforce.data.facts())
-        config = warm_up.warmed_up(config, run, callback)
-        reinforce = replace(reinforce, config=config, server=server)
-        reinforce.train()
-        rollout_server.forget(server, run)
-        return reinforce.finish()
-
-
-def begin(config: RunConfig, run: Run, callback: Callback, *, loader: Loader = backbones.load) -> ReinforceRun:
-    """The run with its prompts and rewards."""
-    # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    tokenizer, template, data, _ = prepare(config)
-    judging = judges(config, data, tokenizer)
-    return ReinforceRun(config, run, callback, tokenizer, template, data, judges=judging, loader=loader)
 
 
 def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[TokenizedSet], list[str]]:
@@ -94,7 +74,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     splits = [RolloutRows(split, config.reinforce) for split in data if split is not None]
     modules = preflight.require_backbone(config, splits, model_heads.of(config))
     start_adapter.require(config)
-    warm_up.require(config)
+    require_warm_up(config)
     return tokenizer, template, data, modules
 
 
@@ -143,27 +123,29 @@ class ReinforceRun(StartedRun):
         scoring.store.clear()
 
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
-        section, device = self.config.reinforce, backbones.device()
-        read = partial(preference_objective.log_probs, live.model, live.head, temperature=section.temperature)
+        section, device, known = self.config.reinforce, backbones.device(), len(self.tokenizer)
+        temperature = section.temperature
+        read = partial(preference_objective.log_probs, live.model, live.head, temperature=temperature)
+        sampler: SamplesAnswers
+        if self.server is None:
+            sampler = AnswerSampler(live.model, known=known, stop=live.stop, temperature=temperature)
+        else:
+            sampler = rollout_server.sampler(self.server, self.config, self.run, live, known=known)
+        if section.start is None:
+            reference = objective.backbone_reader(live.model, backbone.model, live.head, temperature, device=device)
+        else:
+            reference = objective.snapshot_reader(live.model, live.head, temperature, device=device)
         rows = Rollouts(
             sampled_prompts(self.data.train, self.config),
             section,
-            self._sampler(live),
+            sampler,
             self._judge(self.data.train),
-            own=objective.own_reader(live.model, live.head, section.temperature, device=device),
-            reference=self._reference(live, backbone),
+            own=objective.own_reader(live.model, live.head, temperature, device=device),
+            reference=reference,
             seed=self.config.seed,
             stop=live.stop,
         )
         return self.signal(rows, read)._replace(keeps={KEPT: rows})
-
-    def _sampler(self, live: ExportedModel) -> SamplesAnswers:
-        """Whoever writes the answers."""
-        known = len(self.tokenizer)
-        if self.server is not None:
-            return rollout_server.sampler(self.server, self.config, self.run, live, known=known)
-        temperature = self.config.reinforce.temperature
-        return AnswerSampler(live.model, known=known, stop=live.stop, temperature=temperature)
 
     def signal(self, rows: RolloutRows, read: Callable[[MicroBatch], Tensor]) -> TrainingSignal:
         """The loss of answers that were written."""
@@ -173,13 +155,6 @@ class ReinforceRun(StartedRun):
             return objective(read(batch), batch.labels_N, rows=batch.rows, scale=scale)
 
         return TrainingSignal(rows, loss, known=False, reads_packed=True, meter=objective.meter)
-
-    def _reference(self, live: ExportedModel, backbone: Backbone) -> LogProbReader:
-        """The model that training starts from."""
-        temperature, device = self.config.reinforce.temperature, backbones.device()
-        if self.config.reinforce.start is not None:
-            return objective.snapshot_reader(live.model, live.head, temperature, device=device)
-        return objective.backbone_reader(live.model, backbone.model, live.head, temperature, device=device)
 
     def _judge(self, rows: TokenizedSet) -> RowJudge:
         return next(each for each in self.judges if each.table is rows.table)
@@ -293,3 +268,54 @@ def _with_interval(reward_N: Any) -> dict[str, float]:
     mean = float(reward_N.mean())
     half = 1.96 * float(reward_N.std(ddof=1)) / math.sqrt(len(reward_N)) if len(reward_N) > 1 else 0.0
     return {"reward": mean, "reward_low": mean - half, "reward_high": mean + half}
+
+
+WARM_UP_FOLDER = "start"
+"""Folder of the warm-up in a run directory."""
+WARM_UP_HELD_OUT = 0.1
+"""Share of its rows that are held out, at the least one."""
+
+
+def require_warm_up(config: RunConfig) -> None:
+    """Raise ConfigError where training cannot go on from what the warm-up teaches."""
+    method = config.adapter.method
+    if config.reinforce.warm_up is None or isinstance(config.adapter, Full) or method in start_adapter.METHODS:
+        return
+    raise ConfigError(
+        f"reinforce.warm_up: adapter.method={method} changes the backbone itself when it starts, so that training "
+        f"cannot go on from it. Write adapter.method={'|'.join((*start_adapter.METHODS, 'full'))}; or run recipe=sft, "
+        "`workbench merge` it, and write its folder as model.id."
+    )
+
+
+def warmed_up(config: RunConfig, run: Run, callback: Callback) -> RunConfig:
+    """The same run, which starts from what the rows of `reinforce.warm_up` taught; that happens once in a run."""
+    section = config.reinforce
+    if section.warm_up is None:
+        return config
+    own = run.own(WARM_UP_FOLDER)
+    saved = own.path / "adapter"
+    if not saved.exists():
+        assert section.warm_up is not None
+        rows = {"train": section.warm_up, "held_out": WARM_UP_HELD_OUT, "max_tokens": config.data.max_tokens}
+        rate = section.warm_up_rate or config.train.learning_rate
+        train = {**config.train.model_dump(), "steps": section.warm_up_steps, "epochs": None, "learning_rate": rate}
+        taught = config.model_copy(
+            update={
+                "recipe": "sft",
+                "reinforce": ReinforceConfig(),
+                "rewards": (),
+                "data": DataConfig.model_validate(rows),
+                "train": TrainConfig.model_validate(train),
+                "evaluate": EvaluateConfig(every=None, answers=0),
+                "save": SaveConfig(every=None),
+            }
+        )
+        callback.say(f"Warm-up: {section.warm_up_steps} steps of recipe sft on {section.warm_up} ...")
+        tokenizer, template, data = text_run.prepare(taught, own)
+        text_run.TextRun(taught, own, callback, tokenizer, template, data).train()
+    if isinstance(config.adapter, Full):
+        model = config.model.model_copy(update={"id": str(saved.resolve()), "revision": None})
+        return config.model_copy(update={"model": model})
+    section = config.reinforce.model_copy(update={"start": str(saved.parent)})
+    return config.model_copy(update={"reinforce": section})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from transformers import PreTrainedTokenizerBase
@@ -57,15 +57,7 @@ def require(server: OpenAIClient, config: RunConfig, tokenizer: PreTrainedTokeni
         "seed": 0,
     }
     served_sampler.asked(server, {**first, "temperature": section.temperature}, known=len(tokenizer))
-    _require_same_tokens(
-        server, model, [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in rows], tokenizer
-    )
-    served_sampler.require_loading(server)
-
-
-def _require_same_tokens(
-    server: OpenAIClient, model: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase
-) -> None:
+    texts = [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in rows]
     texts = [text for text in texts if text.strip()]
     try:
         served = server.tokens(model, texts)
@@ -78,6 +70,7 @@ def _require_same_tokens(
             f"{served_ids[:8]} ..., and the tokenizer of model.id into {len(own_ids)}, {own_ids[:8]} ... Serve the "
             "model that model.id names."
         )
+    served_sampler.require_loading(server)
 
 
 def sampler(server: OpenAIClient, config: RunConfig, run: Run, live: ExportedModel, *, known: int) -> ServedSampler:

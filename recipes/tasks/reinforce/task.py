@@ -3,24 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.config import RunConfig
-from workbench.data.text.prompts import PromptEncoder
-from workbench.models import backbones
+import numpy as np
+from torch import nn
+
+from workbench import adapters, evaluation
+from workbench.config import RunConfig, model_heads
+from workbench.data import mixture
+from workbench.data.batching import evenly_spaced
+from workbench.data.held_out_split import Splits
+from workbench.data.text import generated_answers
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.prompts import PromptEncoder, sampled_prompts
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.evaluation import rewards
+from workbench.evaluation.generation import AnswerSampler
+from workbench.evaluation.rewards.reward_sum import RowJudge
+from workbench.models import backbones, exported
 from workbench.models.backbones import Loader
+from workbench.recipes.inspection import SHOWN, Inspection
 from workbench.recipes.task import DryTask, RowFile, Scores, ScoringOptions
-from workbench.recipes.tasks.reinforce import reinforce_run
+from workbench.recipes.tasks.reinforce import reinforce_run, rollout_server
 from workbench.recipes.tasks.reinforce.reinforce_run import PlannedRollouts, ReinforceRun
-from workbench.recipes.tasks.sft.task import TokenTask, dry_text
+from workbench.recipes.tasks.sft.task import TokenTask, conversations, dry_text, outputs, survey
+from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback, Silent
+from workbench.training.optim.schedules import total_steps
 
 if TYPE_CHECKING:
     from workbench.data.text.quality.survey import SourceRows
-    from workbench.recipes.inspection import Inspection
-    from workbench.recipes.tasks.sft.text_verbs import TextReference
+    from workbench.recipes.tasks.sft.task import TextReference
+
+
+ANSWERS = 2
+"""Answers to each prompt that is shown."""
+Shown = list[tuple[str, list[tuple[str, bool]]]]
+
+
+def _answered(config: RunConfig, data: Splits[TokenizedSet], judge: RowJudge) -> Shown:
+    """Some prompts, each with answers that the model draws before it is trained, and their rewards."""
+    section, train = config.reinforce, data.train
+    tokenizer = backbones.tokenizer(config.model)
+    backbone = backbones.load(config.model, tokenizer, task=model_heads.of(config))
+    model: nn.Module = backbone.model
+    if section.start is not None:
+        model = adapters.load(backbone.model, Path(section.start).expanduser() / "adapter")
+    chosen = evenly_spaced(len(train), SHOWN)
+    prompts = [train[int(row)].input_ids[:-1] for row in chosen]
+    stop = evaluation.stop_tokens(tokenizer, train)
+    sampler = AnswerSampler(model, known=len(tokenizer), stop=stop, temperature=section.temperature)
+    numbers = [
+        generated_answers.sampling_numbers([config.seed, int(row)], answers=ANSWERS, tokens=section.max_new_tokens)
+        for row in chosen
+    ]
+    written = [answer for group in sampler.answer(prompts, numbers) for answer in group]
+    rows = np.repeat(chosen, ANSWERS)
+    named = judge.named(train.rows[rows].tolist(), written)
+    totals = judge.total(named)
+    shown: Shown = []
+    for number, (row, answer) in enumerate(zip(rows, written, strict=True)):
+        each = ", ".join(f"{name} {values[number]:g}" for name, values in named.items())
+        prompt = str(tokenizer.decode(train[int(row)].input_ids[:-1]))
+        title = f"{train.place(int(row))}, reward {totals[number]:g} ({each})"
+        shown.append((title, [(prompt, False), (judge.text(answer) or "(nothing)", True)]))
+    return shown
+
+
+def _sizes(config: RunConfig, data: Splits[TokenizedSet]) -> Iterator[str]:
+    section, size = config.reinforce, config.batch.size
+    count = f"{min(size, len(data.train)):,} prompts x {section.answers} answers of {section.max_new_tokens} tokens"
+    yield f"Training: {len(data.train):,} prompts; held-out: {len(data.held_out):,}. A step writes {count} at most."
+    if (served := section.rollouts).url is not None:
+        yield (
+            f"Answers are written by {served.id} at {served.url}, which loads the adapter before every "
+            f"{'' if served.sync_every == 1 else f'{served.sync_every}th '}rollout (those shown are written here)."
+        )
+    if section.updates > 1:
+        yield f"Each answer is learnt from in {section.updates} steps one after another (reinforce.updates)."
 
 
 class ReinforceTask(TokenTask):
@@ -31,46 +94,82 @@ class ReinforceTask(TokenTask):
     def begin(
         self, config: RunConfig, run: Run, callback: Callback, *, loader: Loader = backbones.load
     ) -> ReinforceRun:
-        return reinforce_run.begin(config, run, callback, loader=loader)
+        # Data first: it is the cheapest thing to get wrong, and needs no weights.
+        tokenizer, template, data, _ = reinforce_run.prepare(config)
+        judging = reinforce_run.judges(config, data, tokenizer)
+        return ReinforceRun(config, run, callback, tokenizer, template, data, judges=judging, loader=loader)
 
     def main(self, config: RunConfig, run: Run, callback: Callback) -> Scores:
-        return reinforce_run.main(config, run, callback)
+        reinforce = self.begin(config, run, callback)
+        with rollout_server.opened(config) as server:
+            if server is not None:
+                rollout_server.require(server, config, reinforce.tokenizer, reinforce.data.train)
+                callback.say(f"Answers are written by {config.reinforce.rollouts.id} at {server.url}.")
+            provenance.note_data(run, reinforce.data.facts())
+            config = reinforce_run.warmed_up(config, run, callback)
+            reinforce = replace(reinforce, config=config, server=server)
+            reinforce.train()
+            rollout_server.forget(server, run)
+            return reinforce.finish()
 
     def inspect(self, config: RunConfig) -> Inspection:
-        from workbench.recipes.tasks.reinforce import reinforce_verbs
-
-        return reinforce_verbs.inspect(config)
+        tokenizer, _, data, modules = reinforce_run.prepare(config)
+        (judge, *_) = reinforce_run.judges(config, data, tokenizer)
+        with rollout_server.opened(config) as server:
+            if server is not None:
+                rollout_server.require(server, config, tokenizer, data.train)
+        drawn = sampled_prompts(data.train, config)
+        steps, section = total_steps(config, len(drawn)), config.reinforce
+        what = "the backbone with the adapter switched off" if section.start is None else f"{section.start}, as it came"
+        reference = f"Reference: {what}. It reads each answer once; there is no second model in memory."
+        if not section.refers:
+            reference = f"reinforce.method={section.method} compares with no reference (beta is 0)."
+        return Inspection(
+            config=config,
+            data=data,
+            examples=_answered(config, data, judge),
+            targets=modules,
+            steps=steps,
+            notes=[
+                *mixture.in_words(drawn, config, steps),
+                *_sizes(config, data),
+                *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
+                reference,
+            ],
+        )
 
     def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
-        from workbench.recipes.tasks.reinforce import reinforce_verbs
-
-        return reinforce_verbs.evaluate(run, config, trust=turn.trust)
+        reward_sum = rewards.build(config.rewards, read_from=(run, turn.trust))
+        model = exported.load(run, config)
+        assert isinstance(model.template, ChatEncoder)
+        rows = reinforce_run.scored_rows(config, model.tokenizer, model.template)
+        files = config.data.files_of("held_out" if config.data.test is None else "test")
+        judge = RowJudge(reward_sum, rows, files, model.tokenizer)
+        finished = Run(run, None, resumed=True)
+        splits = Splits(rows, rows, None)
+        scoring = reinforce_run.ReinforceRun(
+            config, finished, Silent(), model.tokenizer, model.template, splits, judges=[judge]
+        )
+        return scoring.score(model, rows).scores
 
     def outputs(self, run: Path, config: RunConfig) -> TextReference:
-        from workbench.recipes.tasks.sft import text_verbs
-
-        return text_verbs.outputs(run, config, prompts_alone=True)
+        return outputs(run, config, prompts_alone=True)
 
     def dry(self, config: RunConfig, run: Run) -> DryTask:
         tokenizer, template, data, _ = reinforce_run.prepare(config)
         return dry_text(PlannedRollouts(config, run, Silent(), tokenizer, template, data, judges=[]))
 
     def plan_notes(self, config: RunConfig) -> Sequence[str]:
-        return list(_uncounted(config))
+        url = config.reinforce.rollouts.url
+        notes = [] if url is None else [f"Answers are written at {url}, whose memory is its own."]
+        return [
+            *notes,
+            "Writing and rewarding the answers of each step is not counted, in time and memory; each answer is taken "
+            "to be as long as it may be.",
+        ]
 
     def survey(self, config: RunConfig, files: Sequence[RowFile]) -> list[SourceRows]:
-        from workbench.recipes.tasks.sft import text_verbs
-
-        return text_verbs.survey(files, PromptEncoder(text_verbs.conversations(config)))
-
-
-def _uncounted(config: RunConfig) -> Iterator[str]:
-    if (url := config.reinforce.rollouts.url) is not None:
-        yield f"Answers are written at {url}, whose memory is its own."
-    yield (
-        "Writing and rewarding the answers of each step is not counted, in time and memory; each answer is taken "
-        "to be as long as it may be."
-    )
+        return survey(files, PromptEncoder(conversations(config)))
 
 
 TASK = ReinforceTask()

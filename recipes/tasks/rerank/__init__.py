@@ -8,7 +8,6 @@ from workbench.recipes.tasks import embed
 
 
 def _check(config: RunSections) -> Iterator[str]:
-    """Yield a sentence for each setting that does not go with recipe rerank."""
     if config.reads_pictures:
         return  # which has a sentence of its own
     yield from embed.of_rows(

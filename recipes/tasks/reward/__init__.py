@@ -11,7 +11,6 @@ _OF_ROWS = ("decontaminate", "select", "sampling", "curriculum", "length_warm_up
 
 
 def _check(config: RunSections) -> Iterator[str]:
-    """Yield a sentence for each setting that does not go with recipe reward."""
     data, process = config.data, config.reward.kind == "process"
     wanted, what = ("stepwise", "rates no steps") if process else ("preference", "judges no answers")
     if data.format not in ("auto", wanted):
@@ -29,10 +28,6 @@ def _check(config: RunSections) -> Iterator[str]:
         if getattr(config.regularise, key):
             yield f"regularise.{key} is for losses of tokens and classes, not for recipe=reward. Leave it out."
 
-    yield from _of_kind(config)
-
-
-def _of_kind(config: RunSections) -> Iterator[str]:
     reward, fields = config.reward, type(config.reward).model_fields
     keys, other = (("centre",), "outcome") if reward.kind == "process" else (("separator", "aggregate"), "process")
     for key in keys:

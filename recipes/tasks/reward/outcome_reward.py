@@ -28,17 +28,13 @@ from workbench.evaluation import reward_scores
 from workbench.evaluation.forward_passes import ModelResults
 from workbench.evaluation.reward_scores import Floats
 from workbench.models import backbones, reward_model
-from workbench.models.backbones import Backbone, Loader
+from workbench.models.backbones import Backbone
 from workbench.models.reward_model import RewardModel
 from workbench.recipes.single.single_run import Scored
-from workbench.recipes.tasks.reward import process_reward
-from workbench.recipes.tasks.reward.process_reward import ProcessRun
 from workbench.recipes.tasks.reward.reward_run import RatingRun, chat_encoder
 from workbench.runs import files
-from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.bank_trainer import Objective
-from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
 from workbench.training.signal import TrainingSignal
 
@@ -46,15 +42,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Scores = dict[str, Any]
-
-
-def begin(
-    config: RunConfig, run: Run, callback: Callback, *, loader: Loader = backbones.load
-) -> RewardRun | ProcessRun:
-    """The run with its data, of either kind, before anything is trained."""
-    if config.reward.kind == "process":
-        return ProcessRun(config, run, callback, *process_reward.prepare(config)[:3], loader=loader)
-    return RewardRun(config, run, callback, *prepare(config)[:3], loader=loader)
 
 
 def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[PreferenceSet], list[str]]:

@@ -2,32 +2,186 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
-from torch import nn
+import numpy as np
+import pandas as pd
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import evaluation
-from workbench.config import RunConfig
-from workbench.data.text.row_encoder import row_encoder
+from workbench.adapters import stock
+from workbench.config import RunConfig, model_heads
+from workbench.config.model_heads import ModelHead
+from workbench.data import mixture, starter
+from workbench.data.batching import Indices, evenly_spaced
+from workbench.data.text import formats, length_warm_up, prompts, tokenized
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.formats import Example
+from workbench.data.text.preference_pairs import PreferenceEncoder
+from workbench.data.text.prompts import PromptEncoder, read_prompts
+from workbench.data.text.quality import cleaning, rules
+from workbench.data.text.quality.rules import RowText
+from workbench.data.text.quality.survey import SourceRows
+from workbench.data.text.row_encoder import RowEncoder, conversation_encoder, row_encoder
+from workbench.data.text.stepwise import StepEncoder
+from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.errors import DataError
+from workbench.evaluation.perplexity import Agreement, agreement, hidden_states
 from workbench.losses.chunked_loss import chunk_positions
-from workbench.models import backbones, output_heads
+from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
-from workbench.recipes.task import DryTask, PredictionTable, RowFile, ScoringOptions, Task
+from workbench.models.output_heads import Head
+from workbench.recipes.inspection import SHOWN, Inspection, pieces
+from workbench.recipes.single import row_difficulty, token_reference
+from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, ScoringOptions, Task
 from workbench.recipes.tasks.sft import text_run
-from workbench.recipes.tasks.sft.text_run import TextRun
+from workbench.recipes.tasks.sft.text_run import TextRun, read_template, score
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback, Silent
 from workbench.training.capacity import FORWARD_TOKENS
+from workbench.training.optim.schedules import total_steps
+from workbench.training.preflight import longest_sequence
 
-if TYPE_CHECKING:
-    from workbench.data.text.quality.survey import SourceRows
-    from workbench.recipes.inspection import Inspection
-    from workbench.recipes.tasks.sft.text_verbs import TextReference
+Encoder = ChatEncoder | MlmEncoder | PromptEncoder | PreferenceEncoder | StepEncoder
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+"""Keys of a generation_config.json that only sampling reads; Llama 2's has them, and does not sample."""
+
+
+def _outlook(rows: TokenizedSet, config: RunConfig) -> Iterator[str]:
+    """Yield a sentence on each source of which many of the first rows are flagged."""
+    for number, (name, own) in enumerate(config.data.training_files.items()):
+        members = np.flatnonzero(rows.source_N == number) if rows.sources else np.arange(len(rows))
+        first = {rows.place(int(row)) for row in members[: cleaning.OUTLOOK]}
+        sentences = cleaning.outlook(cleaning.row_texts_at(own.train, first, own))
+        yield from (f"{name}: {sentence}" if name else sentence for sentence in sentences)
+
+
+def outputs(run: Path, config: RunConfig, *, prompts_alone: bool = False) -> TextReference:
+    """Next-token distributions of a finished run for held-out rows.
+
+    Args:
+        prompts_alone: Rows are prompts without an answer.
+    """
+    unmerged = exported.load(run, config)
+    template: RowEncoder = unmerged.template
+    if prompts_alone and isinstance(template, ChatEncoder):
+        template = PromptEncoder(template)
+    held_out = tokenized.load(config.data, unmerged.tokenizer, template, seed=config.seed).held_out
+    wanted = hidden_states(unmerged.model, unmerged.head, held_out, rows=ROWS)
+    return TextReference(config, unmerged, held_out, wanted)
+
+
+def question_ids(model: exported.ExportedModel, example: Example) -> Indices:
+    """Token ids that an answer to `example` starts from; raises DataError where there are none, or too many to read."""
+    assert isinstance(model.template, ChatEncoder)
+    ids = np.asarray(model.template.question(example), dtype=np.int64)
+    if not len(ids):
+        raise DataError(f"{example.place} is empty. Write at least one word.")
+    from peft import PeftModel, PromptLearningConfig
+
+    hub: Any = model.model.config
+    limit = longest_sequence(hub)
+    if limit is None:
+        most = None
+    else:
+        adapter = model.model.active_peft_config if isinstance(model.model, PeftModel) else None
+        virtual = adapter.num_virtual_tokens if isinstance(adapter, PromptLearningConfig) else 0
+        most = limit - virtual - int(not hub.is_encoder_decoder)
+    if most is not None and len(ids) > most:
+        raise DataError(
+            f"{example.place} has {len(ids):,} tokens, and the model reads prompts of {most:,} at most. Shorten it."
+        )
+    return ids
+
+
+@dataclass(frozen=True)
+class TextReference:
+    """Next-token distributions at supervised positions."""
+
+    config: RunConfig
+    unmerged: ExportedModel
+    rows: TokenizedSet
+    wanted_ND: Tensor
+    """Hidden states in front of the run's own head."""
+    note: str = ""
+
+    @property
+    def task(self) -> ModelHead:
+        return model_heads.of(self.config)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.unmerged.tokenizer
+
+    def settle(self, model: PreTrainedModel) -> PreTrainedModel:
+        if model.can_generate():
+            model.generation_config.eos_token_id = self.unmerged.stop
+            for name in () if model.generation_config.do_sample else SAMPLING:
+                setattr(model.generation_config, name, None)
+        return model
+
+    def save(self, model: PreTrainedModel, folder: Path) -> None:
+        stock.save(model, folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def error(self, model: nn.Module, backbone: PreTrainedModel) -> Agreement:
+        return self.error_of_head(model, output_heads.find(model, backbone))
+
+    def error_of_head(self, model: nn.Module, head: Head) -> Agreement:
+        """Distance of the outputs of a model whose head is known."""
+        found_ND = hidden_states(model, head, self.rows, rows=ROWS)
+        return agreement(self.unmerged.head, self.wanted_ND, head, found_ND)
+
+
+def survey(files: Sequence[RowFile], template: Encoder) -> list[SourceRows]:
+    """The rows of each file as `data` reports them, with the tokens of their longest sequence.
+
+    Args:
+        template: Writes the rows as the task learns from them.
+    """
+    return [_surveyed(each, template) for each in files]
+
+
+def _surveyed(source: RowFile, template: Encoder) -> SourceRows:
+    """Rows with the tokens of their longest sequence; those that have nothing to learn are unreadable."""
+    config = source.data
+    skipped: list[str] = []
+    rows: list[RowText] = []
+    tokens: list[int] = []
+    examples = formats.read(
+        starter.resolve(config.train),
+        config,
+        skipped=skipped,
+        limit=config.limit,
+        conversion=template.conversion,
+        reader=template.reader,
+    )
+    for example in examples:
+        try:
+            parts = template.expanded(example, loss_on=config.loss_on)
+            lengths = [len(template.encode(part, loss_on=config.loss_on).input_ids) for part in parts]
+        except DataError as error:
+            skipped.append(str(error))
+            continue
+        visible_example = prompts.without_answer(example) if isinstance(template, PromptEncoder) else example
+        rows.append(rules.row_text_of_example(visible_example))
+        tokens.append(max(lengths, default=0))
+    tokens_N = np.asarray(tokens, dtype=np.int64)
+    return SourceRows(source.title, config.train, rows, tokens_N, source.trains, unreadable=tuple(skipped))
+
+
+def conversations(config: RunConfig) -> ChatEncoder:
+    """Writes conversations as the backbone of `config` reads them."""
+    tokenizer = backbones.tokenizer(config.model)
+    hub = backbones.hub_config(config.model)
+    return conversation_encoder(hub, tokenizer, template=read_template(config))
 
 
 class TokenTask(Task):
@@ -40,41 +194,78 @@ class TokenTask(Task):
         return text_run.begin(config, run, callback, kind=self.kind, loader=loader)
 
     def inspect(self, config: RunConfig) -> Inspection:
-        from workbench.recipes.tasks.sft import text_verbs
-
-        return text_verbs.inspect(config)
+        tokenizer = backbones.tokenizer(config.model)
+        template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
+        data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
+        data = data._replace(train=row_difficulty.graded(data.train, config))
+        targets = preflight.require_runnable(config, data)
+        train = mixture.mixed(data.train, config)
+        steps = total_steps(config, len(train))
+        mixture.require_passes(train, config, steps)
+        cut = length_warm_up.growing(data.train, config.data.length_warm_up, steps)
+        chosen = evenly_spaced(len(data.train), SHOWN)
+        return Inspection(
+            config=config,
+            data=data,
+            examples=[
+                (data.train.place(i), pieces(template.seen(data.train[i], epoch=0), tokenizer)) for i in chosen.tolist()
+            ],
+            targets=targets,
+            steps=steps,
+            notes=[
+                *mixture.in_words(train, config, steps),
+                *length_warm_up.in_words(cut),
+                *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
+                *(data.train.contamination.sentences if data.train.contamination else ()),
+                *([data.train.cleaning.sentence] if data.train.cleaning else ()),
+                *_outlook(data.train, config),
+                *token_reference.in_words(config, tokenizer),
+            ],
+        )
 
     def require(self, config: RunConfig, data: object) -> None:
         preflight.require_runnable(config, data)  # type: ignore[arg-type]
 
     def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
-        from workbench.recipes.tasks.sft import text_verbs
-
-        return text_verbs.evaluate(run, config, turn)
+        model = exported.load(run, config)
+        split = tokenized.read_files(config.data.test_files, config.data, model.tokenizer, model.template)
+        if split is None:
+            split = tokenized.load(config.data, model.tokenizer, model.template, seed=config.seed).held_out
+        scores, _ = score(model, split, config, turn.scoring)
+        return scores
 
     def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
-        from workbench.recipes.tasks.sft import text_verbs
-
         if not config.task.writes_text:
             return super().predict(run, source, config, turn)
-        return text_verbs.predict(run, source, config, turn)
+        skipped: list[str] = []
+        questions = list(read_prompts(source, config.data, skipped))
+        model = exported.load(run, config)
+        prompts = [question_ids(model, question) for question in questions]
+        most, scoring = turn.max_new_tokens, turn.scoring
+        written = evaluation.complete(
+            model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=most, scoring=scoring
+        )
+        table = pd.DataFrame(
+            {
+                "row": [question.place for question in questions],
+                "prompt": [model.tokenizer.decode(prompt, skip_special_tokens=True) for prompt in prompts],
+                "answer": written,
+            }
+        )
+        return PredictionTable(table, skipped)
 
     def outputs(self, run: Path, config: RunConfig) -> TextReference:
-        from workbench.recipes.tasks.sft import text_verbs
-
-        return text_verbs.outputs(run, config)
+        return outputs(run, config)
 
     def dry(self, config: RunConfig, run: Run) -> DryTask:
         tokenizer, template, data = text_run.prepare(config, run)
         return dry_text(self.kind(config, run, Silent(), tokenizer, template, data))
 
     def survey(self, config: RunConfig, files: Sequence[RowFile]) -> list[SourceRows]:
-        from workbench.recipes.tasks.sft import text_verbs
-
         tokenizer = backbones.tokenizer(config.model)
         template = text_run.read_template(config)
         encoder = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=template)
-        return text_verbs.survey(files, encoder)
+        return survey(files, encoder)
 
 
 def dry_text(single: TextRun, *, looked: float = 0.0, once: int = 0) -> DryTask:

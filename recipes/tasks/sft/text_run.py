@@ -20,13 +20,13 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from workbench import evaluation, losses
-from workbench.adapters import ALora, Method
+from workbench.adapters import ALora, Method, anatomy
 from workbench.config import RunConfig, model_heads
 from workbench.config.model_heads import TEXT
 from workbench.config.sections.regularise_config import RegulariseConfig
-from workbench.config.sections.select_config import SelectConfig
+from workbench.config.sections.sampling_config import SelectConfig
 from workbench.data import mixture
-from workbench.data.batching import Examples, Indices, MicroBatch
+from workbench.data.batching import Examples, Indices, MicroBatch, evenly_spaced
 from workbench.data.held_out_split import Splits
 from workbench.data.resampling import weighted
 from workbench.data.text import decontamination, length_warm_up, tokenized
@@ -45,9 +45,8 @@ from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
-from workbench.recipes.single import row_difficulty, token_reference
+from workbench.recipes.single import row_difficulty, start_adapter, token_reference
 from workbench.recipes.single.single_run import Scored, SingleRun
-from workbench.recipes.tasks.sft import invocation
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
@@ -117,8 +116,7 @@ def _chosen(
     tokenizer: PreTrainedTokenizerBase,
     template: ChatEncoder | MlmEncoder,
 ) -> TokenizedSet:
-    """The training rows that the backbone chooses."""
-    from workbench.recipes.single import gradient_choice, row_choice  # most runs take all rows
+    from workbench.recipes.single import row_choice
 
     def begin(config: RunConfig, run: Run, callback: Callback, train: TokenizedSet, held_out: TokenizedSet) -> TextRun:
         return TextRun(config, run, callback, tokenizer, template, Splits(train, held_out, None))
@@ -128,7 +126,7 @@ def _chosen(
         if by == "gradient":
             target = tokenized.target_rows(config.data, tokenizer, template)
             whole_T1 = np.ones((len(target), 1), dtype=bool)
-            return gradient_choice.scores(rows, target, whole_T1, config, run, callback, begin, store)
+            return row_choice.gradient_scores(rows, target, whole_T1, config, run, callback, begin, store)
         assert by == "perplexity" or by == "ifd"
         return row_choice.backbone_scores(by, rows, config, run, tokenizer, store)[:, None]
 
@@ -164,9 +162,9 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
 
     @property
     def adapter(self) -> Method:
-        method = invocation.resolved(self.config.adapter, self.template, self.tokenizer, chat=self.data.train.chat)
+        method = with_invocation(self.config.adapter, self.template, self.tokenizer, chat=self.data.train.chat)
         if isinstance(method, ALora):
-            self.callback.say(invocation.in_words(self.data.train, method, self.tokenizer))
+            self.callback.say(invocation_in_words(self.data.train, method, self.tokenizer))
         return method
 
     @property
@@ -435,3 +433,89 @@ def read_template(config: RunConfig) -> str | None:
         raise ConfigError(
             f"model.chat_template: {path} cannot be read ({error}). Write the path of a Jinja file, or leave it out."
         ) from None
+
+
+class StartedRun(TextRun):
+    """A run that goes on from the adapter that the section of its recipe names, if it names any."""
+
+    def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
+        live = super().assemble(model, backbone)
+        if start_adapter.wanted(self.config).run is None:
+            return live
+        start_adapter.load(self.config, model)
+        if self.unscored:
+            live.model.eval()
+            self.write_before(live)
+            live.model.train()
+        return live
+
+    def score_before(self, backbone: Backbone) -> bool:
+        if start_adapter.wanted(self.config).run is None:
+            return super().score_before(backbone)
+        if not self.placement.cuts_weights or not self.unscored:
+            return False  # what training starts from is there with the adapter
+        self.assemble(self.adapted(backbone, blocks=len(anatomy.decoder_layers(backbone.model))), backbone)
+        return True
+
+
+INVOCATION_ROWS = 10_000
+"""Rows that are looked through for the invocation of activated LoRA."""
+
+
+def with_invocation(
+    method: Method, template: ChatEncoder | MlmEncoder, tokenizer: PreTrainedTokenizerBase, *, chat: bool
+) -> Method:
+    """The method, with the token ids of its invocation where it has one.
+
+    Args:
+        chat: Whether the rows are conversations, which the template writes.
+
+    Raises:
+        ConfigError: There is nothing that asks for an answer.
+    """
+    if not isinstance(method, ALora) or (not isinstance(method.invocation, str) and method.invocation):
+        return method
+    if method.invocation:
+        ids = tokenizer.encode(str(method.invocation), add_special_tokens=False)
+    else:
+        ids = template.generation_prompt() if chat and isinstance(template, ChatEncoder) else []
+    if not ids:
+        raise ConfigError(
+            "adapter.invocation: nothing in these rows asks for an answer, as the generation prompt of a chat template "
+            "does. Write the text before the answers, as adapter.invocation='Answer:', or its token ids."
+        )
+    return method.model_copy(update={"invocation": tuple(ids)})
+
+
+def last_invocation(ids: Indices, invocation: Sequence[int]) -> int | None:
+    """Place of the first token of the last occurrence of `invocation` in a row; None where there is none."""
+    if len(ids) < len(invocation):
+        return None
+    windows = np.lib.stride_tricks.sliding_window_view(ids, len(invocation))
+    places = np.flatnonzero((windows == np.asarray(invocation)).all(axis=1))
+    return int(places[-1]) if len(places) else None
+
+
+def invocation_in_words(rows: TokenizedSet, method: ALora, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Rows that have the invocation of a resolved method, and the share of their labels that stand before it.
+
+    Raises:
+        ConfigError: No row has it before a token that it could learn from.
+    """
+    invocation = [int(each) for each in method.invocation]
+    text = str(tokenizer.decode(invocation))
+    looked = evenly_spaced(len(rows), INVOCATION_ROWS)
+    having = after = labels = 0
+    for number in looked:
+        row = rows[int(number)]
+        start = last_invocation(row.input_ids, invocation)
+        having += start is not None
+        labels += int(row.supervised.sum())
+        after += 0 if start is None else int(row.supervised[start + 1 :].sum())
+    if not after:
+        raise ConfigError(
+            f"adapter.invocation: no row of {rows.source} has {text!r} (tokens {invocation}) before a token that "
+            "carries loss, so nothing would be learnt. Write the text that stands before the answers."
+        )
+    share = "" if after == labels else f"; {1 - after / labels:.1%} of the tokens that carry loss teach it nothing"
+    return f"The adapter acts from the last {text!r} on, which {having:,} of {len(looked):,} rows have{share}."

@@ -582,7 +582,16 @@ class TagTask(Task):
         return Inspection(
             config=config,
             data=data,  # type: ignore[arg-type]
-            examples=[(row.place, _pieces(row)) for row in shown],
+            examples=[
+                (
+                    row.place,
+                    [
+                        (f"{word} " if tag == tagged_rows.OUTSIDE else f"{word}[{tag}] ", tag != tagged_rows.OUTSIDE)
+                        for word, tag in zip(row.words, row.tags, strict=True)
+                    ],
+                )
+                for row in shown
+            ],
             targets=targets,
             steps=total_steps(config, len(train)),
             notes=[
@@ -686,14 +695,6 @@ def _unlearnt(data: TagSplits) -> list[str]:
     return (
         [f"No training row has {', '.join(unlearnt)}: evaluation rows with it will count as wrong."] if unlearnt else []
     )
-
-
-def _pieces(row: TaggedRow) -> list[tuple[str, bool]]:
-    """The words with their tags, those outside of entities as they are."""
-    return [
-        (f"{word} " if tag == tagged_rows.OUTSIDE else f"{word}[{tag}] ", tag != tagged_rows.OUTSIDE)
-        for word, tag in zip(row.words, row.tags, strict=True)
-    ]
 
 
 def _scored_rows(tagger: Tagger, config: RunConfig) -> TaggedSet:

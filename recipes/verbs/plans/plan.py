@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,9 +16,10 @@ import torch
 
 from workbench.adapters import Full
 from workbench.config import RunConfig, model_heads
-from workbench.config.expansions import distill_expansion
+from workbench.config.expansions import distill_expansion, fleet_expansion
+from workbench.config.sections.budget_config import BudgetConfig
+from workbench.config.sections.curriculum_config import LengthWarmUpConfig
 from workbench.config.sections.distill_config import STUDENT, OnPolicyConfig
-from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
 from workbench.errors import ConfigError
 from workbench.losses import chunked_loss
 from workbench.losses.chunked_loss import planned_for
@@ -38,15 +40,7 @@ from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.task import DryTask, implementation
 from workbench.recipes.tasks.sft.task import dry_text
 from workbench.recipes.tasks.sft.text_run import TextRun
-from workbench.recipes.verbs.plans import (
-    longest_rows,
-    plan_bank,
-    plan_blocks,
-    plan_fleet,
-    plan_parts,
-    plan_settings,
-    plan_stages,
-)
+from workbench.recipes.verbs.plans import longest_rows, plan_fleet, plan_parts, plan_stages
 from workbench.recipes.verbs.plans.longest_rows import LongestRow
 from workbench.recipes.verbs.plans.plan_parts import DryRunParts
 from workbench.runs import units
@@ -56,6 +50,7 @@ from workbench.training import activation_checkpointing, activation_offload, cap
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import data_parallel, layout_checks, zero_offload
 from workbench.training.optim import schedules
+from workbench.training.search.halving import Halving
 
 
 def solve(
@@ -145,7 +140,6 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
 
 
 def _planned(config: RunConfig, *, devices: int, memory: int | None, elsewhere: bool) -> Plan:
-    """`plan`, of what it knows."""
     config = streamed_rows.local(config)
     make = partial(_of_device, memory=memory, elsewhere=elsewhere)
     if config.distributed.pipeline > 1:
@@ -168,27 +162,36 @@ def _of_device(
     """
     accelerated = elsewhere or backbones.device().type != "cpu"
     process = WORKSPACES * (not elsewhere) if accelerated else psutil.Process().memory_info().rss
-    notes = list(plan_settings.clock(config))
+    sentences = list(clock(config))
     # Weights of rows change neither.
-    config = plan_settings.untimed(config.model_copy(update={"data": config.data.unweighted}))
-    own = plan_settings.of_one_device(config, devices, accelerated=accelerated)
+    config = untimed(config.model_copy(update={"data": config.data.unweighted}))
+    own = of_one_device(config, devices, accelerated=accelerated)
     whole = output_heads.whole_last_block(_cuts(config))
     with ExitStack() as inside:
         copies = inside.enter_context(activation_offload.planned(accelerated))
         inside.enter_context(planned_for(memory if elsewhere else None))
         inside.enter_context(whole)
         folder = Path(inside.enter_context(tempfile.TemporaryDirectory()))
-        parts = (way or _planned_task)(own, inside.enter_context(plan_blocks.planned_run(own, folder)))
-    notes += [*plan_settings.notes(config), *implementation(config).plan_notes(config)]
-    notes += [*_of_reference(config, parts), *_of_scaling(config, parts, devices)]
-    fit, longest = parts.training, capacity.longest_part(own, parts.training.train.lengths)
+        parts = (way or _planned_task)(own, inside.enter_context(plan_parts.planned_run(own, folder)))
+    sentences += [*notes(config), *implementation(config).plan_notes(config)]
+    fit = parts.training
+    if token_reference.wanted(config):
+        flops = parts.dry_run.flops_per_token * parts.work.tokens
+        sentences.append(token_reference.cost(config, tokens=int(fit.train.lengths.sum()), flops=flops))
+    if config.over is None and config.task.tokens and isinstance(config.adapter, Full):
+        # Advice of a law of pretraining, for a run that trains a whole language model on text.
+        steps = schedules.total_steps(config, fit.rows) or fit.steps
+        tokens = steps * parts.work.tokens * devices / config.distributed.tensor
+        operations = parts.dry_run.flops_per_token * config.distributed.tensor * tokens
+        sentences.append(scaling_advice(operations=operations, parameters=parts.size.total, tokens=tokens))
+    longest = capacity.longest_part(own, parts.training.train.lengths)
     auto = config.batch.tokens_per_device == "auto"
     return Plan(
         device="accelerator" if elsewhere else str(backbones.device()),
         weights=parts.backbone.weights,
         checkpointing=config.train.checkpointing != "auto" and config.train.checkpointing,
         size=parts.size,
-        steps=plan_settings.steps_worth(config, _total_steps(config, fit)),
+        steps=steps_worth(config, _total_steps(config, fit)),
         tokens_per_device=min(fit.tokens, longest * own.batch.size) if auto else fit.tokens,
         longest=longest,
         dry_run=parts.dry_run,
@@ -197,7 +200,7 @@ def _of_device(
         process=process,
         offloaded=copies.most,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
-        notes=tuple(notes),
+        notes=tuple(sentences),
         recomputable=not activation_checkpointing.refusal(config, parts.backbone.model),
         by_block=activation_checkpointing.by_block(config, parts.backbone.model),
         devices=devices,
@@ -240,21 +243,6 @@ def _cuts(config: RunConfig) -> bool:
     return config.distributed.zero != "auto" and zero_offload.cuts_weights(config.distributed)
 
 
-def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:
-    if token_reference.wanted(config):
-        flops = parts.dry_run.flops_per_token * parts.work.tokens
-        yield token_reference.cost(config, tokens=int(parts.training.train.lengths.sum()), flops=flops)
-
-
-def _of_scaling(config: RunConfig, parts: DryRunParts, devices: int) -> Iterator[str]:
-    """Advice of a law of pretraining, for a run that trains a whole language model on text."""
-    if config.over is None and config.task.tokens and isinstance(config.adapter, Full):
-        steps = schedules.total_steps(config, parts.training.rows) or parts.training.steps
-        tokens = steps * parts.work.tokens * devices / config.distributed.tensor
-        flops = parts.dry_run.flops_per_token * config.distributed.tensor * tokens
-        yield scaling_advice(operations=flops, parameters=parts.size.total, tokens=tokens)
-
-
 def longest_row(config: RunConfig, *, memory: int | None = None, elsewhere: bool = False) -> LongestRow:
     """The longest row that one device could train on; arguments as of `plan`.
 
@@ -284,10 +272,9 @@ Teaching = Callable[[TextRun, Loader], Supervise[ExportedModel]]
 
 
 def _planned_task(config: RunConfig, run: Run) -> DryRunParts:
-    """Whatever a run trains."""
     if config.over is None:
         return _single(config, run, implementation(config).dry(config, run))
-    return plan_bank.members(config, run) if config.over.adapters else _student(config, run)
+    return plan_fleet.members(config, run) if config.over.adapters else _student(config, run)
 
 
 def _single(config: RunConfig, run: Run, dry: DryTask, teaching: Teaching | None = None) -> DryRunParts:
@@ -322,7 +309,6 @@ def _single(config: RunConfig, run: Run, dry: DryTask, teaching: Teaching | None
 
 
 def _student(config: RunConfig, run: Run) -> DryRunParts:
-    """A student with its teacher beside it."""
     from workbench.distillation import students
     from workbench.recipes.over import distill
 
@@ -344,3 +330,83 @@ def _student(config: RunConfig, run: Run) -> DryRunParts:
         return distill.supervise(alone, base, source, run, student.data, student.tokenizer, Silent(), loader)
 
     return _single(base, run, implementation(base).dry(base, run), teaching)
+
+
+def of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunConfig:
+    """A run of a device's own rows, which an accelerator would compute at once, by one that holds everything."""
+    parts, together = config.distributed.sequence, config.distributed.rows_together
+
+    def share(size: int) -> int:
+        return -(-size // max(1, devices // together))
+
+    rows = share(config.batch.size)
+    batch = config.batch.model_copy(update={"size": rows})
+    for key in ("packing", "shared_prefix") if accelerated else ():
+        if getattr(batch, key) == "auto":  # rows are packed on CPUs
+            batch = batch.model_copy(update={key: False})
+    if accelerated and batch.tokens_per_device == "auto":
+        whole = rows * config.data.max_tokens if together == 1 else -(-config.data.max_tokens // parts)
+        batch = batch.model_copy(update={"tokens_per_device": whole})
+    layout = config.distributed.together_only
+    if config.over is not None and not config.over.ships and devices > 1:
+        config = fleet_expansion.with_batches(config, share)
+    return config.model_copy(update={"batch": batch, "distributed": layout})
+
+
+def untimed(config: RunConfig) -> RunConfig:
+    """The same run without a wall clock, of one epoch where nothing else ends it."""
+    if not config.budget.timed:
+        return config
+    train = config.train if _ends(config) else config.train.model_copy(update={"epochs": 1.0})
+    return config.model_copy(update={"budget": BudgetConfig(tokens=config.budget.tokens), "train": train})
+
+
+def _ends(config: RunConfig) -> bool:
+    """Whether something besides a clock ends it."""
+    return config.train.steps is not None or config.train.epochs is not None or config.budget.tokens is not None
+
+
+def clock(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence on the end of a run by the clock, which `untimed` took away."""
+    if config.budget.timed:
+        counted = "of the run that nothing cuts short" if _ends(config) else "of one pass over the rows"
+        seconds = config.budget.seconds
+        end = "when its Slurm job does" if seconds is None else f"after {units.duration(seconds)}"
+        yield f"Steps and their time are those {counted}; the clock ends this one {end} at the latest."
+
+
+def steps_worth(config: RunConfig, whole: int) -> int:
+    """Steps of the members that a plan is for; of a search as many of its first wave as all waves are worth."""
+    search = config.search
+    if config.over is None or not config.over.own_clock:
+        return whole
+    halving = Halving(search.eta, search.rungs)
+    trainings = halving.cost_of(halving.everything(search.trials))
+    return math.ceil(whole * trainings / search.most_at_once)
+
+
+def notes(config: RunConfig) -> Iterator[str]:
+    """Yield sentences on what a plan does not count."""
+    if config.over is not None and config.over.own_clock:
+        yield "Steps are those of the first wave that the whole search is worth; its comparisons are not counted."
+    if config.distributed.sequence > 1:
+        yield "The time in which devices exchange heads of attention (distributed.sequence) is not counted."
+    if config.distributed.tensor > 1:
+        yield "The time in which devices add up outputs of blocks (distributed.tensor) is not counted."
+    if config.model.weights == "int8":
+        yield "8-bit layers are taken to find outliers in every column, the most that there may be."
+    if config.distributed.deepspeed is not None:
+        yield f"What {config.distributed.deepspeed} asks for is not counted: each device is taken to hold everything."
+    if config.distill.on_policy.share:
+        yield "Answers that the student writes itself (distill.on_policy) are not counted: they may be longer."
+    if config.data.sampling.by == "importance":
+        yield "Rows that data.sampling.by=importance looks at are not counted: only the run finds out where that pays."
+    if config.batch.growth is not None:
+        yield "Steps are counted as they begin: those that batch.growth makes larger take longer than planned."
+    if config.data.length_warm_up.start is not None:
+        yield "Rows that data.length_warm_up cuts are counted whole: the run is faster than planned."
+    if config.grow.is_on:
+        yield "Memory is that of all blocks, as after the last grow.at; the time of a step is the mean over the run."
+    keeps = config.task.uncached is None and config.freeze.cache in ("auto", "memory")
+    if config.freeze.policy != "none" and keeps:
+        yield "Outputs of frozen blocks that freeze.cache keeps in memory are not counted: the run says how many."

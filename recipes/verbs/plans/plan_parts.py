@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
+
+from transformers import PretrainedConfig
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.config.model_heads import ModelHead
 from workbench.data.batching import Examples, first_rows
 from workbench.errors import ConfigError
-from workbench.models import model_sizes
-from workbench.models.backbones import Backbone
+from workbench.models import backbones, model_sizes
+from workbench.models.backbones import Backbone, Loader
 from workbench.models.model_sizes import AdapterSize
+from workbench.planning import step_time
 from workbench.planning.dry_run import OPTIMIZER, DryRun
 from workbench.planning.dry_trainings import Training
+from workbench.planning.fake_tensors import BlueprintLoader
 from workbench.planning.sharded_memory import Contents, contents_of
-from workbench.planning.step_time import StepWork
-from workbench.recipes.verbs.plans import plan_blocks
+from workbench.planning.step_time import Measured, Small, StepWork, Subject
+from workbench.runs import files, run_directory
+from workbench.runs.run_directory import Run
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
 
@@ -42,7 +50,7 @@ def parts(
     fit: Training,
     dry: DryRun,
     work: StepWork,
-    training: plan_blocks.MakeTraining,
+    training: MakeTraining,
     timed: RunConfig | None = None,
 ) -> DryRunParts:
     """All that is known after a dry run.
@@ -60,7 +68,7 @@ def parts(
         work=replace(
             work,
             weight_bytes=_read_bytes(backbone, held),
-            measure=plan_blocks.measure(timed or config, backbone, fit, dry, training),
+            measure=measure(timed or config, backbone, fit, dry, training),
         ),
         contents=held,
     )
@@ -93,3 +101,47 @@ def attached(backbone: Backbone, config: RunConfig, train: Examples, new_token_i
     sample = partial(first_rows, train, seed=config.seed)
     config = config.model_copy(update={"adapter": config.adapter.planned})
     return freezing.attach(backbone.model, config, seed=config.seed, new_token_ids=new_token_ids, sample=sample)
+
+
+MakeTraining = Callable[[RunConfig, Run, Loader], Training]
+"""Makes the training of a run, with its own rows, over a backbone that the loader gives."""
+
+
+def measure(config: RunConfig, backbone: Backbone, fit: Training, dry: DryRun, make: MakeTraining) -> step_time.Measure:
+    """Times small models of the kind of `backbone`, when it is asked to."""
+    hub = backbones.hub_config(config.model)
+    subject = Subject(
+        depth=step_time.depth(hub),
+        narrower=step_time.narrowing(hub, parts=config.distributed.tensor),
+        parameters=sum(each.numel() for each in backbone.model.parameters()),
+        trainable=sum(each.numel() for each in fit.masters),
+        flops=dry.flops_per_token * dry.padded_tokens,
+        dtype=backbone.compute,
+        packed=backbone.weights in backbones.QUANTISED,
+    )
+    build = partial(_small_training, config, hub, make)  # a distilled student's folder is gone by then
+
+    def timed(clock: Callable[[], float], seconds: float) -> Measured:
+        return step_time.measure(build, subject, clock=clock, seconds=seconds)
+
+    return timed
+
+
+@contextmanager
+def _small_training(config: RunConfig, hub: PretrainedConfig, make: MakeTraining, small: Small) -> Iterator[Training]:
+    with tempfile.TemporaryDirectory() as folder:
+        model = step_time.smaller(config.model, hub, small, Path(folder) / "model")
+        own = config.model_copy(update={"model": model, "trackers": ()})
+        with planned_run(own, Path(folder)) as run:
+            yield make(own, run, BlueprintLoader())
+
+
+@contextmanager
+def planned_run(config: RunConfig, folder: Path) -> Iterator[Run]:
+    """A run directory in `folder` for a training that is never begun, and before which nothing is scored."""
+    run = run_directory.start(folder / "run", config, resume=False)
+    files.write_json(run.path / "before.json", {})
+    try:
+        yield run
+    finally:
+        run.close()

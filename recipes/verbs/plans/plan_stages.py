@@ -13,7 +13,7 @@ from workbench.config import RunConfig
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.models import output_heads
 from workbench.planning.plan import Plan
-from workbench.planning.step_time import Measure, Measured, StepWork
+from workbench.planning.step_time import Measure, Measured
 from workbench.training.distributed import pipeline
 
 NOTE = (
@@ -49,35 +49,21 @@ def fullest(config: RunConfig, make: MakePlan, *, devices: int) -> Plan:
     most = max(planned, key=lambda each: each.peak)
     slowest = max(each.dry_run.flops_per_token for each in planned)
     micro_batches, padded = whole.dry_run.micro_batches, whole.dry_run.padded_tokens
+    measure = whole.work.measure
+    training = max(each.contents.trainable for each in planned) / max(1, whole.contents.trainable)
+    turns = (whole.work.passes + ((stages - 1) * BUBBLES[config.distributed.schedule])) / whole.work.passes
     return replace(
         most,
         dry_run=replace(most.dry_run, micro_batches=micro_batches, padded_tokens=padded, flops_per_token=slowest),
-        work=_work(
+        work=replace(
             whole.work,
-            waits=(stages - 1) * BUBBLES[config.distributed.schedule],
+            padded=whole.work.padded * turns,
+            tokens=whole.work.tokens * turns,
+            passes=whole.work.passes * turns,
             weight_bytes=max(each.work.weight_bytes for each in planned),
-            computing=slowest / whole.dry_run.flops_per_token,
-            training=max(each.contents.trainable for each in planned) / max(1, whole.contents.trainable),
+            measure=None if measure is None else _shared(measure, slowest / whole.dry_run.flops_per_token, training),
         ),
         notes=(*whole.notes, NOTE),
-    )
-
-
-def _work(whole: StepWork, *, waits: float, weight_bytes: int, computing: float, training: float) -> StepWork:
-    """Work of the slowest stage, with as much more as it could do while it stands still: M + S - 1 turns for M.
-
-    Args:
-        computing: Its share of the operations.
-        training: Its share of the values that train.
-    """
-    turns = (whole.passes + waits) / whole.passes
-    return replace(
-        whole,
-        padded=whole.padded * turns,
-        tokens=whole.tokens * turns,
-        passes=whole.passes * turns,
-        weight_bytes=weight_bytes,
-        measure=None if whole.measure is None else _shared(whole.measure, computing, training),
     )
 
 

@@ -23,7 +23,7 @@ from workbench.models import classifier
 from workbench.recipes.load import load
 from workbench.recipes.over import crossval_verbs
 from workbench.recipes.over.crossval_verbs import CrossvalInspection
-from workbench.recipes.tasks.classify.class_verbs import Gap
+from workbench.recipes.tasks.classify.task import Gap
 from workbench.recipes.verbs.check import check
 from workbench.recipes.verbs.evaluate import evaluate
 from workbench.recipes.verbs.generate import predict

@@ -19,10 +19,9 @@ from workbench.evaluation import rewards
 from workbench.evaluation.rewards.reward_sum import RewardEnsemble
 from workbench.recipes.load import load
 from workbench.recipes.tasks.reward import outcome_reward
-from workbench.recipes.verbs import sample_rows
 from workbench.recipes.verbs.evaluate import evaluate
 from workbench.recipes.verbs.generate import predict
-from workbench.recipes.verbs.sample_rows import AnswerGroup, ScoredAnswer
+from workbench.recipes.verbs.sample import AnswerGroup, ScoredAnswer, rows_to_write
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
@@ -134,7 +133,7 @@ def test_the_members_rate_together(swept: Path, folder: Path, tmp_path: Path) ->
 def test_rows_of_all_answers_tell_the_disagreement() -> None:
     question = Answer("Why? ", "").example
     answer = ScoredAnswer("So.", True, 1.0, {"model": 1.0, "reward_spread": 0.25})
-    (row,) = sample_rows.rows([AnswerGroup(question, [answer])], "all", least=None, margin=0.0)
+    (row,) = rows_to_write([AnswerGroup(question, [answer])], "all", least=None, margin=0.0)
     assert row["reward_spread"] == 0.25 and "rewards" not in row
 
 

@@ -18,7 +18,7 @@ from workbench.data.labelled.labels import Labels
 from workbench.errors import BackboneError, ConfigError, DataError, WorkbenchError
 from workbench.models import backbones
 from workbench.recipes.inspection import SHOWN, pieces
-from workbench.recipes.tasks.classify.class_verbs import unequal
+from workbench.recipes.tasks.classify.task import unequal
 from workbench.recipes.verbs.check import check
 
 Inspect = Callable[..., Any]

@@ -22,8 +22,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.models import backbones
 from workbench.recipes.load import load
-from workbench.recipes.tasks.embed.embed_verbs import EmbedInspection
-from workbench.recipes.verbs import row_perplexities
+from workbench.recipes.tasks.embed.task import EmbedInspection
 from workbench.recipes.verbs.check import check
 
 FINE = [{"question": f"How many are {n} and {n}?", "answer": f"They are {2 * n}."} for n in range(12)]
@@ -121,7 +120,7 @@ def test_perplexities_are_of_a_sample_or_of_all_rows_and_by_file(stories: str, m
         assert every["perplexity"][number] == pytest.approx(wanted, rel=1e-4)
     _finish(monkeypatch, "data", "my.yaml", "--perplexity", "off", "data.overlap=drop", "--out", "off")
     assert not Path("off/perplexity.parquet").exists()
-    monkeypatch.setattr(row_perplexities, "LARGEST", 1000)
+    monkeypatch.setattr("workbench.recipes.verbs.data_report.LARGEST", 1000)
     _finish(monkeypatch, "data", "my.yaml", "data.overlap=drop", "--out", "large")
     assert "Perplexities were not measured" in Path("large/data.html").read_text()
 

@@ -22,9 +22,7 @@ from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
 from workbench.evaluation import generation
 from workbench.evaluation.generation import AnswerSampler
-from workbench.recipes.verbs import sample_rows
-from workbench.recipes.verbs.sample import SampledRows, sample
-from workbench.recipes.verbs.sample_rows import AnswerGroup, ScoredAnswer
+from workbench.recipes.verbs.sample import AnswerGroup, SampledRows, ScoredAnswer, rows_to_write, sample
 
 LETTERS = """
 from pathlib import Path
@@ -201,7 +199,7 @@ def test_unfinished_and_repeated_answers_are_no_rows() -> None:
     groups = [AnswerGroup(Example("row 1", text=(("Why? ", False),)), answers)]
 
     def written(to: str, least: float | None = None, margin: float = 0) -> list[dict[str, Any]]:
-        return sample_rows.rows(groups, to, least=least, margin=margin)
+        return rows_to_write(groups, to, least=least, margin=margin)
 
     assert written("best") == [{"prompt": "Why? ", "completion": "a", "reward": 2}]
     assert [row["completion"] for row in written("accepted", least=2)] == ["a", "b"]
@@ -209,7 +207,7 @@ def test_unfinished_and_repeated_answers_are_no_rows() -> None:
     assert not written("pairs", margin=2) and not written("best", least=3) and not written("pairs", least=3)
     assert len(written("all")) == 6
     even = [groups[0]._replace(answers=answers[1:4])]
-    assert not sample_rows.rows(even, "pairs", least=None, margin=0)
+    assert not rows_to_write(even, "pairs", least=None, margin=0)
 
 
 def test_signals_tell_repetition_and_length() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workbench.config.sections.select_config import SelectConfig
+from workbench.config.sections.sampling_config import SelectConfig
 from workbench.data import selection
 from workbench.data.selection import chosen, gumbel_order, importance, in_turns, most_kept, note, selected, wanted
 from workbench.errors import ConfigError, DataError

@@ -9,7 +9,7 @@ import pytest
 from tests.run_files import write_lines
 from workbench import report
 from workbench.errors import FileError
-from workbench.report import layer_section, run_record
+from workbench.report import dynamics_section, run_record
 
 BLOCKS = [{"name": f"block {number}", "layer": number, "parts": {"q": 1024, "up": 0}} for number in (1, 2, 3)]
 LAYERS = [{"name": "before the blocks", "layer": 0, "parts": {"embedding": 0}}, *BLOCKS]
@@ -31,7 +31,7 @@ def _run(path: Path, *changes: tuple[int, str], steps: int = 10) -> Path:
 
 
 def test_blocks_that_are_alike_share_a_row(tmp_path: Path) -> None:
-    found = layer_section.layers(run_record.read(_run(tmp_path / "run", (0, "11111"))))
+    found = dynamics_section.layers(run_record.read(_run(tmp_path / "run", (0, "11111"))))
     assert found is not None and found.kinds == ("embedding", "q", "up", "head") and not found.changed
     assert [(name, list(cells)) for name, cells, _ in found.rows] == [
         ("before the blocks", ["frozen", "", "", ""]),
@@ -43,7 +43,7 @@ def test_blocks_that_are_alike_share_a_row(tmp_path: Path) -> None:
 def test_shares_of_steps_are_those_that_were_counted(tmp_path: Path) -> None:
     changes = ((0, "10111"), (4, "10011"), (9, "11011"))
     path = _run(tmp_path / "run", *changes)
-    found = layer_section.layers(run_record.read(path))
+    found = dynamics_section.layers(run_record.read(path))
     trained = [[now for begin, now in changes if begin <= step][-1] for step in range(1, 11)]
     assert found is not None and found.changed
     for name, layer in (("block 1", 1), ("block 2", 2), ("block 3", 3)):
@@ -54,9 +54,9 @@ def test_shares_of_steps_are_those_that_were_counted(tmp_path: Path) -> None:
 
 def test_a_run_without_that_file_has_no_table(tmp_path: Path) -> None:
     path = _run(tmp_path / "run")
-    assert layer_section.layers(run_record.read(path)) is None
+    assert dynamics_section.layers(run_record.read(path)) is None
     (path / "layers.jsonl").unlink()
-    assert layer_section.layers(run_record.read(path)) is None
+    assert dynamics_section.layers(run_record.read(path)) is None
     assert "Layers that trained" not in report.write(path).read_text()
 
 
@@ -65,7 +65,7 @@ def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
     path = _run(tmp_path / "run", (0, "11111"))
     (path / "layers.jsonl").write_text(text)
     with pytest.raises(FileError, match=r"layers\.jsonl: damaged"):
-        layer_section.layers(run_record.read(path))
+        dynamics_section.layers(run_record.read(path))
 
 
 def test_an_evaluation_that_a_person_asked_for_is_not_the_best_one(tmp_path: Path) -> None:

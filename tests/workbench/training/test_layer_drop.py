@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import T5_SIZES, tiny
-from workbench.config.sections.layer_drop_config import LayerDropConfig
+from workbench.config.sections.layer_and_token_drop_config import LayerDropConfig
 from workbench.errors import BackboneError
 from workbench.models import forward_hooks
 from workbench.training.freezing.layer_map import stack

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import tiny
-from workbench.config.checks.stacking_checks import OPTIMIZERS
+from workbench.config.checks.block_checks import OPTIMIZERS
 from workbench.config.sections.grow_config import GrowConfig
 from workbench.errors import BackboneError, ConfigError, TrainingError
 from workbench.planning.counters import Operations

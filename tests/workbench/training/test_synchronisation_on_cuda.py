@@ -28,7 +28,7 @@ from workbench.losses.label_losses import LabelLosses
 from workbench.planning.fake_tensors import BlueprintLoader, real_tensors, to_fake
 from workbench.recipes.load import load
 from workbench.recipes.task import implementation
-from workbench.recipes.verbs.plans import plan_blocks, plan_parts
+from workbench.recipes.verbs.plans import plan_parts
 from workbench.runs import run_directory
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_trainer import BankTrainer
@@ -55,7 +55,7 @@ STEPS = 3
 
 @contextmanager
 def training(config: RunConfig, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[tuple[Trainer, Synchronisations]]:
-    with plan_blocks.planned_run(config, folder) as run:
+    with plan_parts.planned_run(config, folder) as run:
         dry = implementation(config).dry(config, run)
         with fake_cuda(patch) as found:
             backbone = BlueprintLoader()(config.model, dry.single.vocabulary, task=TEXT)

@@ -13,7 +13,7 @@ from tests.conftest import T5_SIZES, tiny
 from tests.vision_backbones import tiny_vision
 from workbench.adapters.anatomy import blocks
 from workbench.adapters.row_dropout import RowDraw, drawing
-from workbench.config.sections.token_drop_config import TokenDropConfig
+from workbench.config.sections.layer_and_token_drop_config import TokenDropConfig
 from workbench.errors import BackboneError
 from workbench.training import layer_and_token_drop
 from workbench.training.freezing.layer_map import stack

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -59,13 +59,6 @@ class JobQueue:
 
     def __init__(self, folder: Path) -> None:
         self._runs, self._folder = folder, folder / ".queue"
-        self._lock = self._locked()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._jobs = {job.number: job for job in self._read()}
-        self.trouble = ""
-        """Why the queue is stuck; empty where it is not."""
-
-    def _locked(self) -> IO[str]:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             lock = (self._folder / "lock").open("a")
@@ -77,7 +70,11 @@ class JobQueue:
             ) from (None)
         except OSError as error:
             raise ConfigError(f"{self._runs}: cannot be written ({error.strerror}). Name another folder.") from None
-        return lock
+        self._lock = lock
+        self._child: subprocess.Popen[bytes] | None = None
+        self._jobs = {job.number: job for job in self._read()}
+        self.trouble = ""
+        """Why the queue is stuck; empty where it is not."""
 
     def _read(self) -> list[QueuedCommand]:
         records = files.read_json(self._folder / "jobs.json").get("jobs", [])
@@ -145,7 +142,18 @@ class JobQueue:
                 self._child = None
         if not any(is_live(path.parent) for path in self._runs.glob("*/run.lock")):
             for job in [job for job in self.jobs if job.state == "waiting"][:1]:
-                self._start(job)
+                keeps = {run_log.CONSOLE: str(self._printed(job.number))} if job.verb == "run" else {}
+                with self._printed(job.number).open("wb") as log:
+                    self._child = subprocess.Popen(
+                        [sys.executable, "-m", "workbench.cli", *job.words],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,  # Ctrl-C in the server's terminal does not reach it
+                        env={**os.environ, "COLUMNS": "100", "PYTHONUNBUFFERED": "1", **keeps},
+                    )
+                pid = self._child.pid
+                self._change(job, state="running", pid=pid, born=psutil.Process(pid).create_time(), began=time.time())
 
     def go_on(self) -> None:
         """Step; where that fails, `trouble` says why and the next call tries again."""
@@ -158,20 +166,6 @@ class JobQueue:
             self.trouble = trouble
         else:
             self.trouble = ""
-
-    def _start(self, job: QueuedCommand) -> None:
-        keeps = {run_log.CONSOLE: str(self._printed(job.number))} if job.verb == "run" else {}
-        with self._printed(job.number).open("wb") as log:
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "workbench.cli", *job.words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the server's terminal does not reach it
-                env={**os.environ, "COLUMNS": "100", "PYTHONUNBUFFERED": "1", **keeps},
-            )
-        pid = self._child.pid
-        self._change(job, state="running", pid=pid, born=psutil.Process(pid).create_time(), began=time.time())
 
     def _alive(self, job: QueuedCommand) -> bool:
         if self._child is not None and self._child.pid == job.pid:

@@ -97,7 +97,23 @@ class RunFolder:
         try:
             manifest, scores = files.read_json(path / "manifest.json"), files.read_json(path / "scores.json")
             scores = scores or {"before": files.read_json(path / "before.json").get("scores", {})}
-            progress = self._progress(name, manifest)
+            steps = _part(manifest, "batch").get("steps")
+            newest: list[dict[str, float]] = []
+            for curve in self.curves(name):
+                rows = last_rows(self.path / name / curve / "metrics.jsonl", RECENT + 1)
+                if rows and (not newest or rows[-1].get("step", 0) > newest[-1].get("step", 0)):
+                    newest = rows
+            last = newest[-1] if newest else {}
+            elapsed = _number(manifest.get("elapsed_s")) or _number(last.get("elapsed_s"))
+            progress = {
+                "step": _number(last.get("step")),
+                "steps": steps,
+                "loss": _number(last.get("loss")),
+                "tokens_per_second": _number(last.get("tokens_per_second")),
+                "peak_bytes": _number(manifest.get("peak_bytes")) or _number(last.get("peak_bytes")),
+                "elapsed_s": elapsed,
+                "left_s": _left(newest, steps),
+            }
         except (WorkbenchError, OSError) as error:
             return {"name": name, "status": "damaged", "reason": str(error)}
         values = self.config(name)
@@ -121,26 +137,6 @@ class RunFolder:
             **progress,
         }
         return facts if status == "running" else {**facts, "left_s": None}
-
-    def _progress(self, name: str, manifest: Mapping[str, Any]) -> Facts:
-        """Steps, speed and memory; with members, those of the member with the most steps."""
-        steps = _part(manifest, "batch").get("steps")
-        newest: list[dict[str, float]] = []
-        for curve in self.curves(name):
-            rows = last_rows(self.path / name / curve / "metrics.jsonl", RECENT + 1)
-            if rows and (not newest or rows[-1].get("step", 0) > newest[-1].get("step", 0)):
-                newest = rows
-        last = newest[-1] if newest else {}
-        elapsed = _number(manifest.get("elapsed_s")) or _number(last.get("elapsed_s"))
-        return {
-            "step": _number(last.get("step")),
-            "steps": steps,
-            "loss": _number(last.get("loss")),
-            "tokens_per_second": _number(last.get("tokens_per_second")),
-            "peak_bytes": _number(manifest.get("peak_bytes")) or _number(last.get("peak_bytes")),
-            "elapsed_s": elapsed,
-            "left_s": _left(newest, steps),
-        }
 
     def page(self, name: str) -> Facts:
         """Everything about a run except its curves."""
@@ -406,19 +402,18 @@ class MetricFile:
         text = file.read(file_stat.st_size - self._offset)
         lines = text[: text.rfind(b"\n") + 1].splitlines(keepends=True)  # the last line may be half written
         try:
-            self._extend(_parsed(lines), len(lines))
+            columns = _parsed(lines)
+            rows = len(lines)
+            seen = self._columns.get("tokens_seen")
+            tokens_N = np.nan_to_num(columns.get("tokens", np.zeros(rows)))
+            columns["tokens_seen"] = (seen[-1] if seen else 0.0) + np.cumsum(tokens_N)
+            count, unknown_N = len(self._ends), np.full(rows, math.nan)
+            for name in columns.keys() | self._columns.keys():
+                column = self._columns.setdefault(name, array("d", [math.nan]) * count)
+                column.frombytes(columns.get(name, unknown_N).tobytes())
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise FileError(f"{self._path}: damaged ({error}).") from None
         self._ends.extend((self._offset + np.cumsum([len(line) for line in lines], dtype=np.int64)).tolist())
-
-    def _extend(self, columns: dict[str, npt.NDArray[np.float64]], rows: int) -> None:
-        seen = self._columns.get("tokens_seen")
-        tokens_N = np.nan_to_num(columns.get("tokens", np.zeros(rows)))
-        columns["tokens_seen"] = (seen[-1] if seen else 0.0) + np.cumsum(tokens_N)
-        count, unknown_N = len(self._ends), np.full(rows, math.nan)
-        for name in columns.keys() | self._columns.keys():
-            column = self._columns.setdefault(name, array("d", [math.nan]) * count)
-            column.frombytes(columns.get(name, unknown_N).tobytes())
 
     @property
     def _offset(self) -> int:
@@ -441,7 +436,10 @@ class MetricFile:
 
     def _sent(self, first: int) -> Columns:
         columns = {name: np.array(column[first:]) for name, column in self._columns.items()}
-        return {name: _listed(values_N) for name, values_N in thinned(columns).items()}
+        return {
+            name: [float(f"{value:.7g}") if math.isfinite(value) else None for value in values_N.tolist()]
+            for name, values_N in thinned(columns).items()
+        }
 
 
 def last_rows(path: Path, rows: int) -> list[dict[str, float]]:
@@ -496,8 +494,3 @@ def thinned(columns: dict[str, npt.NDArray[np.float64]]) -> dict[str, npt.NDArra
             downsampled["loss_low"] = np.fmin.reduceat(values_N, starts)
             downsampled["loss_high"] = np.fmax.reduceat(values_N, starts)
     return downsampled
-
-
-def _listed(values_N: npt.NDArray[np.float64]) -> list[float | None]:
-    """Values for JSON: seven digits, None for NaN."""
-    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values_N.tolist()]

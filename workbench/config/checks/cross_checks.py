@@ -9,26 +9,15 @@ from workbench.adapters import METHODS, Method
 from workbench.adapters.method import HALF_OR_FULL
 from workbench.config import task_facts
 from workbench.config.checks import (
-    alora_checks,
-    augment_checks,
-    checkpointing_checks,
+    block_checks,
     crossval_checks,
-    curriculum_checks,
-    curvature_checks,
-    fold_checks,
-    growth_checks,
-    kernel_checks,
-    length_checks,
-    long_row_checks,
+    method_checks,
     parallelism_checks,
-    regularise_checks,
-    sampling_checks,
-    sparsity_checks,
-    stacking_checks,
-    thinning_checks,
+    row_checks,
+    step_checks,
 )
 from workbench.config.sections.basic_sections import MARGIN, ModelConfig
-from workbench.config.sections.clean_rules import ANSWER_RULES
+from workbench.config.sections.cleaning_config import ANSWER_RULES
 from workbench.config.sections.optimizer_config import ADAMS
 from workbench.config.sections.run_sections import RunSections
 
@@ -37,60 +26,6 @@ def mistakes(config: RunSections) -> Iterator[str]:
     """Contradictions between the sections of a run, one sentence for each."""
     if reason := unable(config.model, config.adapter):
         yield reason
-    yield from _of_training(config)
-    yield from _of_budgets(config)
-    yield from _of_freezing(config)
-    yield from config.optimizer.misfits(
-        schedule=config.schedule, freeze=config.freeze, batch=config.batch.size, method=config.adapter.method
-    )
-    yield from config.schedule.misfits(
-        folds=config.crossvalidates,
-        evaluates=config.evaluate.every is not None,
-        timed=config.budget.timed,
-        patience=config.evaluate.patience,
-    )
-    yield from regularise_checks.mistakes(config)
-    yield from alora_checks.mistakes(config)
-    yield from thinning_checks.mistakes(config)
-    yield from stacking_checks.mistakes(config)
-    yield from _of_averages(config)
-    yield from _of_sources(config)
-    yield from _of_evaluation_sets(config)
-    yield from curriculum_checks.mistakes(config)
-    yield from augment_checks.mistakes(config)
-    yield from length_checks.mistakes(config)
-    yield from long_row_checks.mistakes(config)
-    yield from kernel_checks.mistakes(config)
-    yield from sampling_checks.mistakes(config)
-    yield from parallelism_checks.mistakes(config)
-    yield from checkpointing_checks.mistakes(config)
-    yield from sparsity_checks.mistakes(config)
-    yield from growth_checks.mistakes(config)
-    yield from curvature_checks.mistakes(config)
-    yield from fold_checks.mistakes(config)
-    yield from _of_task(config)
-    yield from _of_rows(config)
-    yield from crossval_checks.mistakes(config) if config.crossvalidates else ()
-
-
-def unable(model: ModelConfig, adapter: Method) -> str | None:
-    """Why a method does not go with how the backbone is loaded, and what to write instead; None where it does."""
-    facts, method = adapter.facts, adapter.method
-    possible = HALF_OR_FULL if model.weights == "auto" else (model.weights,)
-    if not set(possible) <= set(facts.weights):
-        return (
-            f"adapter.method={method} does not work over {model.weights} weights: {facts.why_weights}. "
-            f"Write model.weights={'|'.join(facts.weights)}, or adapter.method=lora."
-        )
-    if model.sparsity is not None and (reason := sparsity_checks.unable(model, adapter)):
-        return reason
-    if model.new_tokens and not facts.token_rows:
-        able = ", ".join(sorted(name for name, each in METHODS.items() if each.about[name].token_rows))
-        return f"model.new_tokens trains single rows; adapter.method={method} cannot. Able: {able}."
-    return None
-
-
-def _of_training(config: RunSections) -> Iterator[str]:
     if config.save.ship == "best" and config.evaluate.every is None:
         yield "save.ship=best needs held-out losses to choose by: write evaluate.every=0.1."
     if config.evaluate.patience is not None and config.save.ship == "last":
@@ -103,101 +38,28 @@ def _of_training(config: RunSections) -> Iterator[str]:
             "biases train with adapter.method=layernorm or full, and image.prepare.standardise=data brings pictures "
             "that are lighter, darker or duller than those of pretraining to a mean and spread of their own."
         )
-
-
-def _of_budgets(config: RunSections) -> Iterator[str]:
     budget, method = config.budget, config.adapter.method
     if not budget.unlimited and config.adapter.facts.plans_steps:
         yield (
             f"adapter.method={method} plans over a known number of steps, and budget ends a run earlier. "
             "Leave budget out and write train.steps, or take adapter.method=lora."
         )
-
-
-def _of_freezing(config: RunSections) -> Iterator[str]:
-    freeze, method = config.freeze, config.adapter.method
-    if freeze.policy != "none" and (reason := config.adapter.facts.no_freezing):
-        yield (
-            f"freeze.policy={freeze.policy} does not go with adapter.method={method}: {reason}. "
-            "Leave freeze out, or take adapter.method=lora or full."
-        )
-    if freeze.policy != "none" and config.model.new_tokens:
-        yield (
-            f"model.new_tokens train rows of the embeddings, which freeze.policy={freeze.policy} freezes. "
-            "Leave one of them out."
-        )
-    if freeze.cache in ("memory", "disk"):
-        yield from _of_kept_outputs(config)
-
-
-def _of_kept_outputs(config: RunSections) -> Iterator[str]:
-    """Where outputs of frozen blocks are to be kept, and there are none, or they never come again."""
-    freeze = config.freeze
-    if freeze.policy == "none" and not config.adapter.facts.no_freezing:
-        yield (
-            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy=none freezes none. "
-            "Write freeze.policy=static, or leave freeze.cache out."
-        )
-    if config.model.dropout:
-        yield (
-            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and with model.dropout they give something "
-            "else each time. Write model.dropout=false, or freeze.cache=off."
-        )
-    if not freeze.fixed and config.adapter.noise:
-        yield (
-            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
-            "adapters with adapter.dropout among them. Write adapter.dropout=0, or freeze.cache=off."
-        )
-    if not freeze.fixed and config.adapter.facts.draws:
-        yield (
-            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
-            f"adapters of adapter.method={config.adapter.method}, which draw numbers each time. Write freeze.cache=off."
-        )
-    if config.task.uncached:
-        yield (
-            f"freeze.cache={freeze.cache} keeps what frozen blocks give for single rows, and recipe={config.recipe} "
-            f"{config.task.uncached}. Write freeze.cache=off."
-        )
-
-
-def _of_sources(config: RunSections) -> Iterator[str]:
-    """Where rows of several sources cannot be mixed."""
-    data = config.data
-    if not data.sources:
-        return
-    if data.mix.by == "learned" and config.task.compares:
-        yield (
-            f"data.mix.by=learned compares sources by losses of single rows, and recipe={config.recipe} compares "
-            f"{config.task.compares}. Write data.mix.by=size or weight."
-        )
-    if data.mix.batches == "one_source":
-        yield from _of_one_source_batches(config)
-    if data.curriculum.by != "none":
-        yield "data.curriculum orders the rows of one source; data.sources mixes several. Leave one of them out."
-    if config.classes.sampling not in ("auto", "none") and not config.crossvalidates:
-        yield (
-            f"classes.sampling={config.classes.sampling} draws rows by their class, and data.sources by their source. "
-            "Leave classes.sampling out; classes.weights=balanced weighs rare classes in the loss."
-        )
-
-
-def _of_one_source_batches(config: RunSections) -> Iterator[str]:
-    """Where a batch of one source has no sense, or not the counts that are asked for."""
-    if not config.task.one_source_batches and not config.crossvalidates:  # which has a sentence of its own
-        yield (
-            "data.mix.batches=one_source is for recipe=embed, whose loss compares the rows of a batch; "
-            f"recipe={config.recipe} has losses of single rows. Leave it out."
-        )
-    limited = [name for name, source in config.data.sources.items() if source.passes is not None]
-    if limited:
-        yield (
-            f"data.sources.{limited[0]}.passes counts rows, and data.mix.batches=one_source draws whole batches. "
-            "Leave one of them out."
-        )
-
-
-def _of_evaluation_sets(config: RunSections) -> Iterator[str]:
-    """Where scores of one of several sets would have the name of other scores."""
+    yield from _of_freezing(config)
+    yield from config.optimizer.misfits(
+        schedule=config.schedule, freeze=config.freeze, batch=config.batch.size, method=config.adapter.method
+    )
+    yield from config.schedule.misfits(
+        folds=config.crossvalidates,
+        evaluates=config.evaluate.every is not None,
+        timed=config.budget.timed,
+        patience=config.evaluate.patience,
+    )
+    yield from block_checks.of_regularise(config)
+    yield from method_checks.of_alora(config)
+    yield from block_checks.of_thinning(config)
+    yield from block_checks.of_stacking(config)
+    yield from _of_averages(config)
+    yield from _of_sources(config)
     data = config.data
     shares = None if data.own_share is None else data.sources
     for key, files in {"held_out": data.held_out, "test": data.test, "sources": shares}.items():
@@ -215,6 +77,138 @@ def _of_evaluation_sets(config: RunSections) -> Iterator[str]:
                 f"data.{key}.{min(same)}: mean rewards of a {kind} and of a reward would have one name. "
                 f"Give the {kind} another one."
             )
+    yield from row_checks.of_curriculum(config)
+    yield from row_checks.of_augmentation(config)
+    yield from row_checks.of_length_warm_up(config)
+    yield from step_checks.of_long_rows(config)
+    yield from step_checks.of_kernels(config)
+    yield from row_checks.of_sampling(config)
+    yield from parallelism_checks.mistakes(config)
+    yield from step_checks.of_checkpointing(config)
+    yield from method_checks.of_sparsity(config)
+    yield from row_checks.of_batch_growth(config)
+    yield from step_checks.of_curvature(config)
+    yield from row_checks.of_fold(config)
+    yield from _of_task(config)
+    answers = [rule for rule in config.data.clean if rule in ANSWER_RULES]
+    if answers and not config.task.answers and not config.reads_pictures:
+        yield (
+            f"data.clean={', '.join(answers)} judges answers to prompts, and recipe={config.recipe} reads texts "
+            "without any. Leave it out of data.clean."
+        )
+    trained = {own.train for own in config.data.training_files.values()}
+    if trained & set(config.data.held_out_files.values()):
+        yield "data.held_out names the training file. Write a share such as data.held_out=0.05."
+    if trained & set(config.data.decontaminate.against):
+        yield "data.decontaminate.against names the training file, which holds all of itself. Name evaluation files."
+    target = config.data.select.target
+    if target in {*config.data.held_out_files.values(), *config.data.test_files.values()}:
+        yield (
+            f"data.select.target={target} is scored too: rows that were chosen by it make its scores too good. "
+            "Name other rows of its kind."
+        )
+    if config.data.select.by_backbone and not config.task.own_choice and not config.crossvalidates:
+        yield from _of_choosing_backbones(config)
+    if config.data.drop_suspects and not config.crossvalidates:
+        yield (
+            f"data.drop_suspects needs predictions out of fold, and recipe={config.recipe} makes none. "
+            "Write recipe=crossval, or leave it out."
+        )
+    if config.evaluate.dynamics is True and not config.task.records_losses:
+        able = task_facts.names(lambda each: each.records_losses)
+        yield (
+            f"evaluate.dynamics is for recipe={able}|crossval; recipe={config.recipe} records no losses of rows. "
+            "Leave it out."
+        )
+    yield from crossval_checks.mistakes(config) if config.crossvalidates else ()
+
+
+def unable(model: ModelConfig, adapter: Method) -> str | None:
+    """Why a method does not go with how the backbone is loaded, and what to write instead; None where it does."""
+    facts, method = adapter.facts, adapter.method
+    possible = HALF_OR_FULL if model.weights == "auto" else (model.weights,)
+    if not set(possible) <= set(facts.weights):
+        return (
+            f"adapter.method={method} does not work over {model.weights} weights: {facts.why_weights}. "
+            f"Write model.weights={'|'.join(facts.weights)}, or adapter.method=lora."
+        )
+    if model.sparsity is not None and (reason := method_checks.unprunable(model, adapter)):
+        return reason
+    if model.new_tokens and not facts.token_rows:
+        able = ", ".join(sorted(name for name, each in METHODS.items() if each.about[name].token_rows))
+        return f"model.new_tokens trains single rows; adapter.method={method} cannot. Able: {able}."
+    return None
+
+
+def _of_freezing(config: RunSections) -> Iterator[str]:
+    freeze, method = config.freeze, config.adapter.method
+    if freeze.policy != "none" and (reason := config.adapter.facts.no_freezing):
+        yield (
+            f"freeze.policy={freeze.policy} does not go with adapter.method={method}: {reason}. "
+            "Leave freeze out, or take adapter.method=lora or full."
+        )
+    if freeze.policy != "none" and config.model.new_tokens:
+        yield (
+            f"model.new_tokens train rows of the embeddings, which freeze.policy={freeze.policy} freezes. "
+            "Leave one of them out."
+        )
+    if freeze.cache in ("memory", "disk"):
+        if freeze.policy == "none" and not config.adapter.facts.no_freezing:
+            yield (
+                f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy=none freezes none. "
+                "Write freeze.policy=static, or leave freeze.cache out."
+            )
+        if config.model.dropout:
+            yield (
+                f"freeze.cache={freeze.cache} keeps what frozen blocks give, and with model.dropout they give "
+                "something else each time. Write model.dropout=false, or freeze.cache=off."
+            )
+        if not freeze.fixed and config.adapter.noise:
+            yield (
+                f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
+                "adapters with adapter.dropout among them. Write adapter.dropout=0, or freeze.cache=off."
+            )
+        if not freeze.fixed and config.adapter.facts.draws:
+            yield (
+                f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
+                f"adapters of adapter.method={config.adapter.method}, which draw numbers each time. Write "
+                "freeze.cache=off."
+            )
+        if config.task.uncached:
+            yield (
+                f"freeze.cache={freeze.cache} keeps what frozen blocks give for single rows, and "
+                f"recipe={config.recipe} {config.task.uncached}. Write freeze.cache=off."
+            )
+
+
+def _of_sources(config: RunSections) -> Iterator[str]:
+    data = config.data
+    if not data.sources:
+        return
+    if data.mix.by == "learned" and config.task.compares:
+        yield (
+            f"data.mix.by=learned compares sources by losses of single rows, and recipe={config.recipe} compares "
+            f"{config.task.compares}. Write data.mix.by=size or weight."
+        )
+    if data.mix.batches == "one_source":
+        if not config.task.one_source_batches and not config.crossvalidates:  # which has a sentence of its own
+            yield (
+                "data.mix.batches=one_source is for recipe=embed, whose loss compares the rows of a batch; "
+                f"recipe={config.recipe} has losses of single rows. Leave it out."
+            )
+        limited = [name for name, source in config.data.sources.items() if source.passes is not None]
+        if limited:
+            yield (
+                f"data.sources.{limited[0]}.passes counts rows, and data.mix.batches=one_source draws whole batches. "
+                "Leave one of them out."
+            )
+    if data.curriculum.by != "none":
+        yield "data.curriculum orders the rows of one source; data.sources mixes several. Leave one of them out."
+    if config.classes.sampling not in ("auto", "none") and not config.crossvalidates:
+        yield (
+            f"classes.sampling={config.classes.sampling} draws rows by their class, and data.sources by their source. "
+            "Leave classes.sampling out; classes.weights=balanced weighs rare classes in the loss."
+        )
 
 
 def _of_averages(config: RunSections) -> Iterator[str]:
@@ -269,42 +263,7 @@ def given(config: RunSections, key: str) -> bool:
     return section.differs(last)
 
 
-def _of_rows(config: RunSections) -> Iterator[str]:
-    """Rows that the task or its recipe cannot choose, compare or judge."""
-    answers = [rule for rule in config.data.clean if rule in ANSWER_RULES]
-    if answers and not config.task.answers and not config.reads_pictures:
-        yield (
-            f"data.clean={', '.join(answers)} judges answers to prompts, and recipe={config.recipe} reads texts "
-            "without any. Leave it out of data.clean."
-        )
-    trained = {own.train for own in config.data.training_files.values()}
-    if trained & set(config.data.held_out_files.values()):
-        yield "data.held_out names the training file. Write a share such as data.held_out=0.05."
-    if trained & set(config.data.decontaminate.against):
-        yield "data.decontaminate.against names the training file, which holds all of itself. Name evaluation files."
-    target = config.data.select.target
-    if target in {*config.data.held_out_files.values(), *config.data.test_files.values()}:
-        yield (
-            f"data.select.target={target} is scored too: rows that were chosen by it make its scores too good. "
-            "Name other rows of its kind."
-        )
-    if config.data.select.by_backbone and not config.task.own_choice and not config.crossvalidates:
-        yield from _of_choosing_backbones(config)
-    if config.data.drop_suspects and not config.crossvalidates:
-        yield (
-            f"data.drop_suspects needs predictions out of fold, and recipe={config.recipe} makes none. "
-            "Write recipe=crossval, or leave it out."
-        )
-    if config.evaluate.dynamics is True and not config.task.records_losses:
-        able = task_facts.names(lambda each: each.records_losses)
-        yield (
-            f"evaluate.dynamics is for recipe={able}|crossval; recipe={config.recipe} records no losses of rows. "
-            "Leave it out."
-        )
-
-
 def _of_choosing_backbones(config: RunSections) -> Iterator[str]:
-    """Where the backbone cannot choose rows before it trains."""
     by, distributed, at_random = config.data.select.by, config.distributed, config.data.select.random_instead
     if by not in config.task.chooses:
         able = task_facts.names(lambda each: by in each.chooses)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workbench.config.sections.basic_sections import DataConfig
-from workbench.config.sections.clean_rules import DUPLICATE_RULES
+from workbench.config.sections.cleaning_config import DUPLICATE_RULES
 from workbench.config.sections.run_sections import RunSections
 
 

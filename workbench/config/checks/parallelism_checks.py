@@ -61,7 +61,6 @@ def _of_stages(config: RunSections) -> Iterator[tuple[str, str]]:
 
 
 def _of_cut_blocks(config: RunSections) -> Iterator[tuple[str, str]]:
-    """Yield a reason, and what to write instead of its cause."""
     model = config.model
     if model.weights in ("int8", "nf4", "fp4"):
         yield f"cuts rows and columns, which model.weights={model.weights} packs", "model.weights=bfloat16"
@@ -79,7 +78,6 @@ def _untried(config: RunSections) -> Iterator[tuple[str, str]]:
 
 
 def _of_models(config: RunSections) -> Iterator[tuple[str, str]]:
-    """Yield settings, and what to write instead of each."""
     adapter = config.adapter
     if config.distributed.pipeline > 1 and adapter.method not in METHODS:
         yield f"adapter.method={adapter.method} ({', '.join(METHODS)} were)", "adapter.method=lora"
@@ -129,7 +127,6 @@ def _row_choices(config: RunSections) -> Iterator[tuple[str, str]]:
 
 
 def _of_parts_of_rows(config: RunSections) -> Iterator[tuple[str, str]]:
-    """Yield a reason, and what to write instead of its cause."""
     method = config.adapter.method
     if config.model.attention not in ("auto", "sdpa"):
         yield f"needs sdpa, and model.attention={config.model.attention} is another kernel", "model.attention=sdpa"
@@ -162,7 +159,6 @@ def _of_noise(config: RunSections) -> Iterator[tuple[str, str]]:
 
 
 def _of_row_losses(config: RunSections) -> Iterator[tuple[str, str]]:
-    """Where rows are drawn by what a device knows of whole rows."""
     for name, cure in _row_choices(config):
         yield f"has no device that knows a row's loss, which {name} asks for", cure
     if config.evaluate.dynamics is True:

@@ -9,13 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from workbench.config import task_facts
-from workbench.config.checks import (
-    curriculum_checks,
-    length_checks,
-    regularise_checks,
-    stacking_checks,
-    thinning_checks,
-)
+from workbench.config.checks import block_checks, row_checks
 from workbench.config.sections.distill_config import STUDENT, TEACHER, StudentConfig
 from workbench.config.sections.run_sections import RunSections
 from workbench.schema import Mistakes, explain
@@ -51,12 +45,12 @@ def as_plain_run(config: Run) -> Run:
     if section.on_policy.share and config.data.curriculum.by != "none":
         what = "distill.on_policy replaces answers, and with them how difficult a row is. Leave one of them out."
         mistakes.append(("data.curriculum", what))
-    if reason := curriculum_checks.refusal(config, "a distillation"):
+    if reason := row_checks.curriculum_refusal(config, "a distillation"):
         mistakes.append(("data.curriculum", reason))
-    if reason := length_checks.refusal(config, "a distillation"):
+    if reason := row_checks.length_refusal(config, "a distillation"):
         mistakes.append(("data.length_warm_up", reason))
-    mistakes += [*regularise_checks.with_a_teacher(config), *thinning_checks.with_a_teacher(config)]
-    mistakes += stacking_checks.with_a_teacher(config)
+    mistakes += [*block_checks.regularise_with_a_teacher(config), *block_checks.thinning_with_a_teacher(config)]
+    mistakes += block_checks.stacking_with_a_teacher(config)
     if config.data.augment.is_on:
         mistakes.append(("data.augment", "a teacher is asked about rows as they are. Leave it out."))
     if config.data.select.by_backbone:

@@ -63,7 +63,10 @@ def trials(config: Run) -> list[Trial[Run]]:
         try:
             run = type(config).model_validate(values)
         except ValidationError as error:
-            mistakes += [(_place(name, place), why) for place, why in explain(type(config), values, error)]
+            mistakes += [
+                (f"fleet.members.{name}" + ("" if place == ROOT else f".{place}"), why)
+                for place, why in explain(type(config), values, error)
+            ]
         else:
             mistakes += [(f"fleet.members.{name}.{place}", why) for place, why in _apart(run)]
             members.append(Trial(name, _flat(settings), run, number))
@@ -97,7 +100,6 @@ def with_batches(config: Run, share: Callable[[int], int]) -> Run:
 
 
 def _misfits(config: RunSections) -> Iterator[tuple[str, str]]:
-    """Mistakes that are known before any member is looked at."""
     members = config.fleet.members
     if not members:
         yield "fleet.members", "needs a member, such as {alice: {data.train: alice.jsonl, adapter.rank: 8}}."
@@ -117,11 +119,6 @@ def _misfits(config: RunSections) -> Iterator[tuple[str, str]]:
         yield "trackers", "a fleet sends nothing anywhere. Leave it out."
     if (why := member_runs.sharing_refusal(config, "a fleet")) is not None:
         yield "distributed", why
-
-
-def _place(member: str, place: str) -> str:
-    """Where a mistake of a member's run stands in the recipe of the fleet."""
-    return f"fleet.members.{member}" + ("" if place == ROOT else f".{place}")
 
 
 def _apart(run: RunSections) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.config.expansions import member_keys, member_runs, sweep_expansion
+from workbench.config.expansions import member_runs, sweep_expansion
 from workbench.config.expansions.member_runs import Run, Trial
 from workbench.config.sections.run_sections import RunSections
 from workbench.config.sections.search_config import Range
@@ -24,7 +24,14 @@ def trials(config: Run, settings: Sequence[Mapping[str, Any]]) -> list[Trial[Run
         Mistakes: settings that each are right and do not go together.
     """
     names = [f"{number:03}-{member_runs.folder_name(each)}" for number, each in enumerate(settings)]
-    return member_runs.trials(config, _base(config), names, settings, section="search.space")
+    values = config.model_dump(mode="json")
+    return member_runs.trials(
+        config,
+        {**values, **config.as_task(), "search": {}, "budget": {"tokens": config.budget.tokens}},
+        names,
+        settings,
+        section="search.space",
+    )
 
 
 def ends(config: Run) -> list[Trial[Run]]:
@@ -33,7 +40,29 @@ def ends(config: Run) -> list[Trial[Run]]:
     Raises:
         Mistakes: all that is wrong with the search.
     """
-    member_runs.require(_misfits(config))
+    search = config.search
+    mistakes = [(f"search.space.{key}", why) for key in search.space if (why := _refusal(config, key))]
+    if not search.space:
+        mistakes.append(
+            ("search.space", "needs a key, such as {train.learning_rate: {low: 1.0e-4, high: 1.0e-2, log: true}}.")
+        )
+    elif search.settings < search.trials:
+        mistakes.append(
+            (
+                "search.trials",
+                f"{search.trials}, and search.space has {search.settings:g} settings. Write "
+                f"search.trials={search.settings:g}, or recipe=sweep, which trains each to its end.",
+            )
+        )
+    if config.train.steps is None and config.train.epochs is None and config.budget.timed and not config.budget.tokens:
+        mistakes.append(
+            ("budget", "ends the search, not its members. Write train.epochs=1 or train.steps too, of each member.")
+        )
+    if config.evaluate.patience is not None:
+        mistakes.append(("evaluate.patience", "halving ends members that do worse. Leave it out."))
+    if (why := member_runs.sharing_refusal(config, "a search")) is not None:
+        mistakes.append(("distributed", why))
+    member_runs.require([*mistakes, *sweep_expansion.misfits(config, "a search")])
     ends = {key: each.ends if isinstance(each, Range) else each for key, each in config.search.space.items()}
     first = {key: values[0] for key, values in ends.items()}
     if math.prod(map(len, ends.values())) <= MOST:
@@ -41,7 +70,11 @@ def ends(config: Run) -> list[Trial[Run]]:
     else:
         wanted = [first, *({**first, key: value} for key, values in ends.items() for value in values[1:])]
     members = _whole(config, wanted)
-    places = [(f"search.space.{key}", _TWICE) for key, each in config.search.space.items() if _repeats(each)]
+    places = [
+        (f"search.space.{key}", _TWICE)
+        for key, each in config.search.space.items()
+        if not isinstance(each, Range) and len({str(value) for value in each}) < len(each)
+    ]
     member_runs.require(places)
     return members
 
@@ -66,49 +99,12 @@ def shared(config: Run) -> Run:
     return ends(config)[0].config
 
 
-def _base(config: RunSections) -> dict[str, Any]:
-    """Values that all members have; the clock is the search's own."""
-    values = config.model_dump(mode="json")
-    return {**values, **config.as_task(), "search": {}, "budget": {"tokens": config.budget.tokens}}
-
-
-def _misfits(config: RunSections) -> list[tuple[str, str]]:
-    search = config.search
-    mistakes = [(f"search.space.{key}", why) for key in search.space if (why := _refusal(config, key))]
-    if not search.space:
-        mistakes.append(
-            ("search.space", "needs a key, such as {train.learning_rate: {low: 1.0e-4, high: 1.0e-2, log: true}}.")
-        )
-    elif search.settings < search.trials:
-        mistakes.append(
-            (
-                "search.trials",
-                f"{search.trials}, and search.space has {search.settings:g} settings. Write "
-                f"search.trials={search.settings:g}, or recipe=sweep, which trains each to its end.",
-            )
-        )
-    if config.train.steps is None and config.train.epochs is None and config.budget.timed and not config.budget.tokens:
-        mistakes.append(
-            ("budget", "ends the search, not its members. Write train.epochs=1 or train.steps too, of each member.")
-        )
-    if config.evaluate.patience is not None:
-        mistakes.append(("evaluate.patience", "halving ends members that do worse. Leave it out."))
-    if (why := member_runs.sharing_refusal(config, "a search")) is not None:
-        mistakes.append(("distributed", why))
-    return [*mistakes, *sweep_expansion.misfits(config, "a search")]
-
-
 def _refusal(config: RunSections, key: str) -> str | None:
-    """Why a key cannot be searched."""
     if key == "seed":
         return "a search would choose the luckiest seed. Write recipe=sweep to see what seeds make."
     if key == "evaluate.patience":
         return "halving ends members that do worse. Leave it out."
-    return member_keys.refusal(config, key, recipe="search", over=config.search.space)
+    return member_runs.refusal(config, key, recipe="search", over=config.search.space)
 
 
 _TWICE = "duplicate value. Write each once."
-
-
-def _repeats(values: Range | tuple[Any, ...]) -> bool:
-    return not isinstance(values, Range) and len({str(value) for value in values}) < len(values)

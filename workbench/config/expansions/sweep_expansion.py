@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from workbench.config import task_facts
-from workbench.config.checks import curriculum_checks, length_checks
-from workbench.config.expansions import distill_expansion, member_keys, member_runs
+from workbench.config.checks import row_checks
+from workbench.config.expansions import distill_expansion, member_runs
 from workbench.config.expansions.member_runs import Run, Trial
 from workbench.config.sections.run_sections import RunSections
 from workbench.schema import Section
@@ -40,7 +40,8 @@ def trials(config: Run) -> list[Trial[Run]]:
     if "seed" in over:
         base["data"]["seed"] = config.rows_seed
     members = member_runs.trials(config, base, names, combinations, section="sweep.over")
-    member_runs.require([(f"sweep.over.{key}", _TWICE) for key in over if _repeats(key, over[key], members)])
+    twice = [key for key in over if len({str(trial.settings[key]) for trial in members}) < len(over[key])]
+    member_runs.require([(f"sweep.over.{key}", _TWICE) for key in twice])
     return members
 
 
@@ -141,9 +142,8 @@ def shipped_values(values: Mapping[str, Any], folder: Path, members: Mapping[str
 
 
 def _misfits(config: RunSections) -> list[tuple[str, str]]:
-    """Mistakes that are known before any member is looked at."""
     over = config.sweep.over
-    refused = {key: member_keys.refusal(config, key, recipe="sweep", over=over) for key in over}
+    refused = {key: member_runs.refusal(config, key, recipe="sweep", over=over) for key in over}
     mistakes = [(f"sweep.over.{key}", why) for key, why in refused.items() if why]
     if math.prod(map(len, over.values())) < 2:
         mistakes.append(("sweep.over", "needs two members or more, such as {train.learning_rate: [1.0e-4, 1.0e-3]}."))
@@ -168,16 +168,12 @@ def misfits(config: RunSections, recipe: str) -> Iterator[tuple[str, str]]:
         yield "grow", f"{recipe} stops members early, and grow needs the whole run. Leave it out."
     if config.data.mix.by == "learned":
         yield "data.mix", "by=learned gives each member rows of its own. Write data.mix.by=weight."
-    if reason := curriculum_checks.refusal(config, recipe):
+    if reason := row_checks.curriculum_refusal(config, recipe):
         yield "data.curriculum", reason
-    if reason := length_checks.refusal(config, recipe):
+    if reason := row_checks.length_refusal(config, recipe):
         yield "data.length_warm_up", reason
     if config.trackers:
         yield "trackers", f"{recipe} sends nothing anywhere. Leave it out."
 
 
 _TWICE = "duplicate value. Write each once."
-
-
-def _repeats(key: str, values: Sequence[Any], trials: Sequence[Trial[Run]]) -> bool:
-    return len({str(trial.settings[key]) for trial in trials}) < len(values)

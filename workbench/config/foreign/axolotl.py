@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.config.foreign import peft_settings, shared_settings
-from workbench.config.foreign.translation import Translation
+from workbench.config.foreign import shared_settings
+from workbench.config.foreign.shared_settings import Translation
 
 NO_TASK = {
     "processor_type": "pictures and sound beside text have no equivalent here.",
@@ -63,12 +63,47 @@ def translate(settings: Mapping[str, Any]) -> Translation:
     translation.move("base_model", "model.id")
     translation.move("revision_of_model", "model.revision")
     shared_settings.trust(translation)
-    _template(translation)
+    name = translation.take("chat_template")
+    if name == "jinja" or translation.left.get("chat_template_jinja"):
+        text = translation.take("chat_template_jinja")
+        translation.look(
+            f"chat_template_jinja: write it to a file, named in model.chat_template ({len(str(text))} characters)."
+        )
+    elif name not in (None, "tokenizer_default"):
+        translation.look(
+            f"chat_template: {name}: here the tokenizer's own template is used, or a Jinja file (model.chat_template)."
+        )
+    if isinstance(translation.left.get("tokens"), list) and translation.left.get("adapter"):
+        translation.give("model.new_tokens", [str(token) for token in translation.take("tokens")])
+    translation.ignore("eot_tokens")
+    special = translation.take("special_tokens")
+    named = {key: value for key, value in (special or {}).items() if value is not None and key != "pad_token"}
+    if named:
+        translation.look(
+            f"special_tokens {named}: here the tokenizer keeps its own. Where they differ, change its files."
+        )
     kind = translation.take("adapter")
     four = translation.take("load_in_4bit") is True or kind == "qlora"
     shared_settings.weights(translation, bits=4 if four else 8 if translation.take("load_in_8bit") is True else None)
     _adapter(translation, kind)
-    _rows(translation)
+    translation.move("sequence_len", "data.max_tokens", translation.whole)
+    if translation.take("train_on_inputs"):
+        translation.give("data.loss_on", "all")
+    listed = translation.take("datasets") or translation.take("pretraining_dataset") or []
+    sources = [_source(translation, each) for each in (listed if isinstance(listed, list) else [listed])]
+    formats = {name for _, name, _ in sources if name is not None}
+    shared_settings.sources(
+        translation,
+        {f"source{number}": {"path": path, "columns": own} for number, (path, _, own) in enumerate(sources, 1)},
+    )
+    if len(formats) == 1 and translation.recipe["recipe"] == "sft":
+        translation.give("data.format", formats.pop())
+    tests = translation.take("test_datasets")
+    if tests:
+        translation.give("data.held_out", _source(translation, tests[0])[0])
+        translation.take("val_set_size")
+    else:
+        shared_settings.held_out(translation, "val_set_size")
     shared_settings.length_and_rate(translation, epochs=1)
     shared_settings.schedule(translation, "lr_scheduler")
     shared_settings.optimizer(translation, "optimizer")
@@ -108,31 +143,7 @@ def _task(translation: Translation) -> None:
         translation.give("recipe", "sft")
 
 
-def _template(translation: Translation) -> None:
-    """The chat template, and tokens."""
-    name = translation.take("chat_template")
-    if name == "jinja" or translation.left.get("chat_template_jinja"):
-        text = translation.take("chat_template_jinja")
-        translation.look(
-            f"chat_template_jinja: write it to a file, named in model.chat_template ({len(str(text))} characters)."
-        )
-    elif name not in (None, "tokenizer_default"):
-        translation.look(
-            f"chat_template: {name}: here the tokenizer's own template is used, or a Jinja file (model.chat_template)."
-        )
-    if isinstance(translation.left.get("tokens"), list) and translation.left.get("adapter"):
-        translation.give("model.new_tokens", [str(token) for token in translation.take("tokens")])
-    translation.ignore("eot_tokens")
-    special = translation.take("special_tokens")
-    named = {key: value for key, value in (special or {}).items() if value is not None and key != "pad_token"}
-    if named:
-        translation.look(
-            f"special_tokens {named}: here the tokenizer keeps its own. Where they differ, change its files."
-        )
-
-
 def _adapter(translation: Translation, kind: Any) -> None:
-    """The method that trains."""
     for key in ("lora_model_dir", "relora", "relora_steps"):
         if translation.left.get(key):
             translation.look(f"{key}: has no equivalent; a run goes on with --resume.")
@@ -140,7 +151,7 @@ def _adapter(translation: Translation, kind: Any) -> None:
     layers, every = translation.whole("lisa_n_layers"), translation.whole("lisa_step_interval")
     if kind in ("lora", "qlora"):
         listed, linear = translation.take("lora_target_modules"), translation.take("lora_target_linear")
-        peft_settings.low_rank(translation, rank="lora_r", targets="all-linear" if linear else listed, default_rank=8)
+        shared_settings.low_rank(translation, rank="lora_r", targets="all-linear" if linear else listed, default_rank=8)
         if translation.take("loftq") or translation.left.get("peft"):
             translation.look(
                 f"peft: {translation.take('peft')}: adapter.method=loftq begins from what quantisation took away."
@@ -157,28 +168,6 @@ def _adapter(translation: Translation, kind: Any) -> None:
     if layers:
         translation.give("freeze", {"policy": "lisa", "active": layers, "every": every or 20})
         translation.ignore("lisa_layers_attribute")
-
-
-def _rows(translation: Translation) -> None:
-    """Sources of rows, and their length."""
-    translation.move("sequence_len", "data.max_tokens", translation.whole)
-    if translation.take("train_on_inputs"):
-        translation.give("data.loss_on", "all")
-    listed = translation.take("datasets") or translation.take("pretraining_dataset") or []
-    sources = [_source(translation, each) for each in (listed if isinstance(listed, list) else [listed])]
-    formats = {name for _, name, _ in sources if name is not None}
-    shared_settings.sources(
-        translation,
-        {f"source{number}": {"path": path, "columns": own} for number, (path, _, own) in enumerate(sources, 1)},
-    )
-    if len(formats) == 1 and translation.recipe["recipe"] == "sft":
-        translation.give("data.format", formats.pop())
-    tests = translation.take("test_datasets")
-    if tests:
-        translation.give("data.held_out", _source(translation, tests[0])[0])
-        translation.take("val_set_size")
-    else:
-        shared_settings.held_out(translation, "val_set_size")
 
 
 def _source(translation: Translation, entry: Any) -> tuple[str, str | None, dict[str, str]]:
@@ -231,7 +220,6 @@ def _source(translation: Translation, entry: Any) -> tuple[str, str | None, dict
 
 
 def _devices(translation: Translation) -> None:
-    """Layout of several devices."""
     settings = translation.take("fsdp_config") or {}
     offload = bool(settings.get("offload_params") or settings.get("fsdp_offload_params"))
     fsdp = translation.take("fsdp") or settings

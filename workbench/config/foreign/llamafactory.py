@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.config.foreign import peft_settings, shared_settings
-from workbench.config.foreign.translation import Translation
+from workbench.config.foreign import shared_settings
+from workbench.config.foreign.shared_settings import Translation
 from workbench.errors import ConfigError
 
 LOSSES = {"sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
@@ -40,46 +40,6 @@ def translate(settings: Mapping[str, Any], *, folders: tuple[Path, ...]) -> Tran
         raise ConfigError(
             "This file computes or exports with another program and trains nothing that could be translated."
         )
-    _task(translation)
-    translation.move("model_name_or_path", "model.id")
-    translation.move("model_revision", "model.revision")
-    shared_settings.trust(translation)
-    template = translation.take("template")
-    if template is not None:
-        translation.look(
-            f"template: {template}: here the tokenizer's own template is used, or a Jinja file (model.chat_template)."
-        )
-    shared_settings.weights(translation, bits=translation.whole("quantization_bit"))
-    if translation.take("pure_bf16"):
-        translation.give("model.weights", "bfloat16")
-    _adapter(translation)
-    _rows(translation, folders)
-    shared_settings.length_and_rate(translation, epochs=3)
-    shared_settings.schedule(translation, "lr_scheduler_type")
-    _optimizer(translation)
-    packed = bool(translation.take("packing") or translation.take("neat_packing"))
-    shared_settings.batch(translation, "per_device_train_batch_size", packed=packed)
-    shared_settings.often(translation, "evaluate.every", steps="eval_steps", per_epoch="")
-    shared_settings.often(translation, "save.every", steps="save_steps", per_epoch="")
-    translation.move("save_total_limit", "save.keep", translation.whole)
-    shared_settings.kernels(translation, "enable_liger_kernel")
-    shared_settings.sharing(
-        translation, deepspeed=translation.take("deepspeed"), fsdp=translation.take("fsdp"), offload=False
-    )
-    translation.ignore("fsdp_config")
-    report = translation.take("report_to")
-    report = [*report] if isinstance(report, list) else [report]
-    report += ["swanlab"] if translation.take("use_swanlab") else []
-    shared_settings.trackers(translation, report)
-    for name in report:
-        if name not in (None, "none", "all", *shared_settings.TRACKERS):
-            translation.look(f"report_to: {name} has no equivalent; metrics.jsonl has every figure.")
-    translation.ignore(*shared_settings.IDLE, *IDLE)
-    return translation
-
-
-def _task(translation: Translation) -> None:
-    """The recipe that a stage is here."""
     stage = str(translation.take("stage", "sft"))
     if stage == "ppo":
         raise ConfigError(
@@ -104,19 +64,26 @@ def _task(translation: Translation) -> None:
         reference = translation.take("ref_model")
         if reference:
             translation.look(f"ref_model: {reference}: prefer.reference is the backbone itself, or a finished run.")
-
-
-def _adapter(translation: Translation) -> None:
-    """The method that trains."""
+    translation.move("model_name_or_path", "model.id")
+    translation.move("model_revision", "model.revision")
+    shared_settings.trust(translation)
+    template = translation.take("template")
+    if template is not None:
+        translation.look(
+            f"template: {template}: here the tokenizer's own template is used, or a Jinja file (model.chat_template)."
+        )
+    shared_settings.weights(translation, bits=translation.whole("quantization_bit"))
+    if translation.take("pure_bf16"):
+        translation.give("model.weights", "bfloat16")
     kind = str(translation.take("finetuning_type", "lora"))
     if kind == "lora":
-        peft_settings.low_rank(
+        shared_settings.low_rank(
             translation, rank="lora_rank", targets=translation.take("lora_target", "all"), default_rank=8
         )
     elif kind == "oft":
         translation.give("adapter.method", "oft")
         translation.move("oft_block_size", "adapter.block", translation.whole)
-        peft_settings.place(translation, translation.take("oft_target", "all"))
+        shared_settings.place(translation, translation.take("oft_target", "all"))
     elif kind == "freeze":
         translation.give("adapter.method", "last-layers")
         translation.move("freeze_trainable_layers", "adapter.layers", translation.whole)
@@ -136,28 +103,6 @@ def _adapter(translation: Translation) -> None:
         translation.look(
             f"adapter_name_or_path: {start}: prefer.start names a run of this workbench; others are not continued."
         )
-
-
-def _optimizer(translation: Translation) -> None:
-    """The optimizer; some are switched on by a word of their own."""
-    shared_settings.optimizer(translation, "optim")
-    for word, name in (
-        ("use_galore", "galore"),
-        ("use_apollo", "apollo"),
-        ("use_adam_mini", "adam_mini"),
-        ("use_muon", "muon"),
-    ):
-        if translation.take(word):
-            translation.give("optimizer.name", name)
-            if name in ("galore", "apollo"):
-                translation.move(f"{name}_rank", "optimizer.rank", translation.whole)
-                translation.move(f"{name}_update_interval", "optimizer.rank_every", translation.whole)
-                translation.move(f"{name}_scale", "optimizer.rank_scale", translation.number)
-                translation.ignore(f"{name}_target", f"{name}_layerwise")
-
-
-def _rows(translation: Translation, folders: tuple[Path, ...]) -> None:
-    """Sources of rows by their names in dataset_info.json, and their length."""
     translation.move("cutoff_len", "data.max_tokens", translation.whole)
     if translation.take("train_on_prompt"):
         translation.give("data.loss_on", "all")
@@ -177,6 +122,46 @@ def _rows(translation: Translation, folders: tuple[Path, ...]) -> None:
         translation.take("val_size")
     else:
         shared_settings.held_out(translation, "val_size")
+    shared_settings.length_and_rate(translation, epochs=3)
+    shared_settings.schedule(translation, "lr_scheduler_type")
+    _optimizer(translation)
+    packed = bool(translation.take("packing") or translation.take("neat_packing"))
+    shared_settings.batch(translation, "per_device_train_batch_size", packed=packed)
+    shared_settings.often(translation, "evaluate.every", steps="eval_steps", per_epoch="")
+    shared_settings.often(translation, "save.every", steps="save_steps", per_epoch="")
+    translation.move("save_total_limit", "save.keep", translation.whole)
+    shared_settings.kernels(translation, "enable_liger_kernel")
+    shared_settings.sharing(
+        translation, deepspeed=translation.take("deepspeed"), fsdp=translation.take("fsdp"), offload=False
+    )
+    translation.ignore("fsdp_config")
+    report = translation.take("report_to")
+    report = [*report] if isinstance(report, list) else [report]
+    report += ["swanlab"] if translation.take("use_swanlab") else []
+    shared_settings.trackers(translation, report)
+    for name in report:
+        if name not in (None, "none", "all", *shared_settings.TRACKERS):
+            translation.look(f"report_to: {name} has no equivalent; metrics.jsonl has every figure.")
+    translation.ignore(*shared_settings.IDLE, *IDLE)
+    return translation
+
+
+def _optimizer(translation: Translation) -> None:
+    """The optimizer; some are switched on by a word of their own."""
+    shared_settings.optimizer(translation, "optim")
+    for word, name in (
+        ("use_galore", "galore"),
+        ("use_apollo", "apollo"),
+        ("use_adam_mini", "adam_mini"),
+        ("use_muon", "muon"),
+    ):
+        if translation.take(word):
+            translation.give("optimizer.name", name)
+            if name in ("galore", "apollo"):
+                translation.move(f"{name}_rank", "optimizer.rank", translation.whole)
+                translation.move(f"{name}_update_interval", "optimizer.rank_every", translation.whole)
+                translation.move(f"{name}_scale", "optimizer.rank_scale", translation.number)
+                translation.ignore(f"{name}_target", f"{name}_layerwise")
 
 
 def _table(folders: tuple[Path, ...], where: str) -> dict[str, Any]:

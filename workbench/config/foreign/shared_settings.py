@@ -1,14 +1,129 @@
-"""Settings that Axolotl and LLaMA-Factory name alike, for both end in the arguments of transformers' Trainer."""
+"""Settings that Axolotl and LLaMA-Factory name alike, as transformers' Trainer does, and how they are translated."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from math import prod
 from typing import Any, get_args
 
-from workbench.config.foreign.translation import Translation
 from workbench.config.sections.run_sections import Tracker
+from workbench.errors import ConfigError
+
+
+class Translation:
+    """The settings that are left of a file, and the recipe that the others became."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._left = {key: value for key, value in settings.items() if value not in (None, "", [], {})}
+        self.recipe: dict[str, Any] = {}
+        self.looks: list[str] = []
+        """Points to look at: settings that mean something else here, or that could not be taken whole."""
+        self.idle: list[str] = []
+        """Settings that have no effect on what is learnt, or that are decided by themselves here."""
+
+    @property
+    def left(self) -> dict[str, Any]:
+        """Settings without an equivalent."""
+        return dict(self._left)
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """The value of a setting, which is read with this; `default` where the file has none."""
+        return self._left.pop(key, default)
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        """A number, also where YAML reads it as text, as it does with 2e-4.
+
+        Raises:
+            ConfigError: Something else stands there.
+        """
+        value = self.take(key, default)
+        try:
+            return None if value is None else float(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{key}: expected a number, found {value!r}.") from None
+
+    def whole(self, key: str, default: int | None = None) -> int | None:
+        """A whole number."""
+        value = self.number(key, default)
+        if value is not None and value != int(value):
+            raise ConfigError(f"{key}: expected a whole number, found {value:g}.")
+        return None if value is None else int(value)
+
+    def give(self, place: str, value: Any) -> None:
+        """Write a value at a place of the recipe, such as train.learning_rate; None writes nothing."""
+        if value is None:
+            return
+        *sections, key = place.split(".")
+        section = self.recipe
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[key] = value
+
+    def move(self, key: str, place: str, read: Callable[[str], Any] | None = None) -> None:
+        """Give a setting its place in the recipe."""
+        self.give(place, (read or self.take)(key))
+
+    def choose(self, key: str, known: Mapping[str, Any], place: str) -> None:
+        """Give a named choice its name here; an unknown one is left."""
+        value = self._left.get(key)
+        if value is not None and str(value).lower() in known:
+            self.give(place, known[str(self.take(key)).lower()])
+
+    def ignore(self, *keys: str) -> None:
+        """Pass over settings that change nothing of what is learnt."""
+        self.idle += [key for key in keys if self._left.pop(key, None) is not None]
+
+    def look(self, text: str) -> None:
+        """Note what a person should look at."""
+        self.looks.append(text)
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Refuse a file whose task is not one of ours, as far as the setting says so.
+
+        Raises:
+            ConfigError: The setting is there, and is not false.
+        """
+        value = self._left.get(key)
+        if value not in (None, False):
+            raise ConfigError(f"{key}: {value!r}: {reason}")
+
+
+LISTS = ("all", "all-linear")
+
+
+def low_rank(translation: Translation, *, rank: str, targets: Any, default_rank: int) -> None:
+    """LoRA with its variants; a scale that the file leaves out is twice the rank, as in LLaMA-Factory."""
+    named = translation.whole(rank)
+    size = default_rank if named is None else named
+    wanted = {
+        "dora": any([translation.take("use_dora"), translation.take("peft_use_dora")]),
+        "rslora": any([translation.take("use_rslora"), translation.take("peft_use_rslora")]),
+        "pissa": bool(translation.take("pissa_init")),
+        "lora+": translation.left.get("loraplus_lr_ratio") is not None,
+    }
+    chosen = [name for name, on in wanted.items() if on]
+    if len(chosen) > 1:
+        translation.look(f"{' and '.join(chosen)} together: here each is a method of its own; {chosen[0]} is written.")
+    translation.give("adapter.method", chosen[0] if chosen else "lora")
+    translation.give("adapter.rank", size)
+    translation.give("adapter.alpha", translation.number("lora_alpha", 2 * size))
+    translation.move("lora_dropout", "adapter.dropout", translation.number)
+    place(translation, targets)
+    if translation.recipe["adapter"]["method"] == "lora+":
+        translation.give("adapter.rate_ratio", translation.number("loraplus_lr_ratio"))
+
+
+def place(translation: Translation, targets: Any) -> None:
+    """Layers that are changed: a role, or names."""
+    if isinstance(targets, str) and targets in LISTS:
+        translation.give("adapter.targets", "all-linear")
+    elif isinstance(targets, str) and any(sign in targets for sign in "*[(\\|"):
+        translation.look(f"Layers by a pattern, {targets}: write a role or names to adapter.targets; here all-linear.")
+    elif targets:
+        names = targets.split(",") if isinstance(targets, str) else list(targets)
+        translation.give("adapter.targets", [str(name).strip() for name in names])
+
 
 OPTIMIZERS: Mapping[str, str] = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "adamw"),
@@ -62,13 +177,6 @@ def length_and_rate(translation: Translation, *, epochs: float) -> None:
     translation.move("weight_decay", "train.weight_decay", translation.number)
     translation.move("max_grad_norm", "train.max_grad_norm", translation.number)
     translation.move("seed", "seed", translation.whole)
-    _warm_up(translation, steps)
-    translation.move("early_stopping_patience", "evaluate.patience", translation.whole)
-    best = bool(translation.take("load_best_model_at_end")) or "patience" in translation.recipe.get("evaluate", {})
-    translation.give("save.ship", "best" if best else None)
-
-
-def _warm_up(translation: Translation, steps: int | None) -> None:
     share, first = translation.number("warmup_ratio"), translation.number("warmup_steps")
     if first is not None and first < 1 and share is None:  # transformers 5 takes a share there
         share, first = first, None
@@ -80,6 +188,9 @@ def _warm_up(translation: Translation, steps: int | None) -> None:
             "of steps, which `workbench check` says."
         )
     translation.give("schedule.warmup", None if first and not steps else share or 0.0)
+    translation.move("early_stopping_patience", "evaluate.patience", translation.whole)
+    best = bool(translation.take("load_best_model_at_end")) or "patience" in translation.recipe.get("evaluate", {})
+    translation.give("save.ship", "best" if best else None)
 
 
 def schedule(translation: Translation, key: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -16,14 +18,10 @@ from pydantic import (
     model_validator,
 )
 
-from workbench.config.sections.clean_rules import CLEAN_RULES
-from workbench.config.sections.curriculum_config import CurriculumConfig
-from workbench.config.sections.decontaminate_config import DecontaminateConfig
-from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
-from workbench.config.sections.sampling_config import SamplingConfig
-from workbench.config.sections.select_config import SelectConfig
-from workbench.config.sections.sources_config import MixConfig, SourceConfig
-from workbench.config.sections.streaming_config import StreamingConfig
+from workbench.config.sections.cleaning_config import CLEAN_RULES, DecontaminateConfig
+from workbench.config.sections.curriculum_config import CurriculumConfig, LengthWarmUpConfig
+from workbench.config.sections.sampling_config import SamplingConfig, SelectConfig
+from workbench.config.sections.sources_config import MixConfig, SourceConfig, StreamingConfig
 from workbench.config.sections.text_augment_config import TextAugmentConfig
 from workbench.schema import Section, Unit, did_you_mean
 
@@ -398,3 +396,16 @@ class SaveConfig(Section):
     ship: Literal["last", "best"] = "last"
     """Which adapter the run saves: that of the last step, or the one with the lowest held-out loss. Why: held-out rows
     that choose a step flatter its score."""
+
+
+_ADDRESS = re.compile(r"https?://[^\s/]\S*")
+
+
+def _an_address(value: str) -> str:
+    if not _ADDRESS.fullmatch(value):
+        raise ValueError(f"{value!r}: write an address such as http://localhost:8000/v1.")
+    return value
+
+
+ServerAddress = Annotated[str, AfterValidator(_an_address)]
+"""An address of HTTP, up to /v1."""

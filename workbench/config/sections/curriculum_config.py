@@ -1,4 +1,4 @@
-"""The section `data.curriculum`; workbench/data/row_order.py carries it out."""
+"""The sections `data.curriculum`, which data/row_order.py carries out, and `data.length_warm_up`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
-from workbench.schema import ConsistentSection, Unit
+from workbench.schema import ConsistentSection, Section, Unit
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -48,19 +48,16 @@ class CurriculumConfig(ConsistentSection):
         if self.by == "none" and any(self.differs(key) for key in unused):
             unused_keys = " and ".join(unused)
             yield f"{unused_keys} pace a curriculum, and by=none orders nothing. Write data.curriculum.by=length."
-        yield from self._misnamed()
-        if self.stages is not None and self.pace != "step":
-            yield f"stages are for pace=step, not for pace={self.pace}. Write pace=step, or leave stages out."
-        if self.by != "none" and self.start == 1:
-            yield "start=1 opens all rows at once, which orders nothing. Write data.curriculum.start=0.1, or by=none."
-
-    def _misnamed(self) -> Iterator[str]:
         for key, example in (("column", "NAME"), ("function", "my_difficulty.py")):
             given = getattr(self, key) is not None
             if self.by == key and not given:
                 yield f"by={key} needs its name. Write data.curriculum.{key}={example}."
             if given and self.by not in (key, "none"):
                 yield f"{key} is for by={key}, not for by={self.by}. Leave {key} out."
+        if self.stages is not None and self.pace != "step":
+            yield f"stages are for pace=step, not for pace={self.pace}. Write pace=step, or leave stages out."
+        if self.by != "none" and self.start == 1:
+            yield "start=1 opens all rows at once, which orders nothing. Write data.curriculum.start=0.1, or by=none."
 
     @property
     def graded(self) -> bool:
@@ -114,3 +111,36 @@ class CurriculumConfig(ConsistentSection):
             "function": f"difficulty by {self.function}",
         }
         return measures[self.by]
+
+
+MULTIPLE = 8
+"""Lengths are multiples of it, which matrix units of accelerators want (Li et al. 2022)."""
+
+
+class LengthWarmUpConfig(Section):
+    """Rows are cut to a length that grows early in the run (Li, Zhang and He, NeurIPS 2022, arXiv:2108.06084).
+
+    What is cut is not trained on in that step; it is as soon as the row comes again when rows are longer.
+    """
+
+    start: Annotated[Annotated[int, Field(ge=MULTIPLE)] | None, Unit("tokens")] = None
+    """First tokens of a row that the first step reads; null: all of them in every step."""
+    until: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share of the run after which rows are whole."""
+
+    @model_validator(mode="after")
+    def _used(self) -> LengthWarmUpConfig:
+        if self.start is None and self.differs("until"):
+            raise ValueError("until ends what start begins. Write data.length_warm_up.start=64, or leave until out.")
+        return self
+
+    def limit(self, step: int, *, steps: int, longest: int) -> int | None:
+        """Most tokens of a row in step `step` (from 0) of so many; None where all rows are whole.
+
+        It grows linearly from `start` to the longest row, in multiples of MULTIPLE.
+        """
+        if self.start is None or step >= self.until * steps:
+            return None
+        grown = self.start + (longest - self.start) * step / (self.until * steps)
+        max_length = max(self.start, int(grown) // MULTIPLE * MULTIPLE)
+        return max_length if max_length < longest else None

@@ -14,7 +14,7 @@ from pydantic import (
     field_validator,
 )
 
-from workbench.config.sections.server_address import ServerAddress
+from workbench.config.sections.basic_sections import ServerAddress
 from workbench.config.task_facts import TaskFacts
 from workbench.schema import Section, Unit
 

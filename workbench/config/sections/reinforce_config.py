@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from workbench.config.sections.server_address import ServerAddress
+from workbench.config.sections.basic_sections import ServerAddress
 from workbench.schema import Section, Unit
 
 Baseline = Literal["group", "group_scaled", "leave_one_out", "batch"]

@@ -1,4 +1,4 @@
-"""Section `rewards`: how good an answer is, by functions, verifiers and reward models. A kind is a class here."""
+"""Section `rewards`: how good an answer is, by functions, verifiers and reward models (a class each); and `reward`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,30 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ByteSize, Field, FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
-from workbench.config.sections.reward_config import Aggregate
 from workbench.schema import Section, Tagged, Unit
+
+Aggregate = Literal["min", "product", "mean", "last"]
+"""How the probabilities of the steps of an answer, that each is right, become one number."""
+
+
+class RewardConfig(Section):
+    """The reward model that recipe reward trains."""
+
+    kind: Literal["outcome", "process"] = "outcome"
+    """outcome: one number for a whole answer, learnt from pairs of answers. process: for each step of an answer the
+    probability that it is right, learnt from rows with `completions`, a list of steps, and `labels`, one for each
+    (Lightman et al. 2023, arXiv:2305.20050)."""
+    centre: NonNegativeFloat = 0.01
+    """kind=outcome: factor of the squared sum of a pair's two rewards, which is added to its loss: comparisons leave
+    open what all rewards have in common, and this keeps it near 0 (Eisenstein et al. 2023). 0: nothing is added."""
+    separator: Annotated[str, Field(min_length=1)] = "\n"
+    """kind=process: stands between the steps of a row, and parts an answer into steps where there is none but its
+    text."""
+    aggregate: Aggregate = "min"
+    """kind=process: the reward of a whole answer from the probabilities of its steps, for `sample`, `reinforce` and
+    scores of answers: the lowest (Wang et al. 2024, arXiv:2312.08935), their product (Lightman et al. 2023), mean, or
+    the last."""
+
 
 KINDS: dict[str, type[RewardSource]] = {}
 """Every `kind` and the section that configures it; `register` fills it."""

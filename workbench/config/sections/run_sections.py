@@ -30,24 +30,20 @@ from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.sections.correction_config import CorrectionConfig
 from workbench.config.sections.distill_config import DistillConfig
 from workbench.config.sections.distributed_config import DistributedConfig
-from workbench.config.sections.embed_config import EmbedConfig
+from workbench.config.sections.embed_config import EmbedConfig, RerankConfig
 from workbench.config.sections.fleet_config import FleetConfig
 from workbench.config.sections.folds_config import DuplicatesConfig, EnsembleConfig, FoldsConfig
 from workbench.config.sections.grow_config import GrowConfig
 from workbench.config.sections.image_config import ImageConfig
-from workbench.config.sections.layer_drop_config import LayerDropConfig
+from workbench.config.sections.layer_and_token_drop_config import LayerDropConfig, TokenDropConfig
 from workbench.config.sections.optimizer_config import OptimizerConfig
 from workbench.config.sections.prefer_config import PreferConfig
 from workbench.config.sections.pseudo_label_config import PseudoLabelConfig
 from workbench.config.sections.regularise_config import RegulariseConfig
 from workbench.config.sections.reinforce_config import ReinforceConfig
-from workbench.config.sections.rerank_config import RerankConfig
-from workbench.config.sections.reward_config import RewardConfig
-from workbench.config.sections.rewards_config import RewardSource
+from workbench.config.sections.rewards_config import RewardConfig, RewardSource
 from workbench.config.sections.schedule_config import ScheduleConfig
-from workbench.config.sections.search_config import SearchConfig
-from workbench.config.sections.sweep_config import SweepConfig
-from workbench.config.sections.token_drop_config import TokenDropConfig
+from workbench.config.sections.search_config import SearchConfig, SweepConfig
 from workbench.config.sections.tta_config import TtaConfig
 from workbench.config.task_facts import OverFacts, TaskFacts
 from workbench.schema import Section, did_you_mean

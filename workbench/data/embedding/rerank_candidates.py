@@ -18,8 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
-from workbench.config.sections.embed_config import EmbedConfig
-from workbench.config.sections.rerank_config import RERANK_LOSSES
+from workbench.config.sections.embed_config import RERANK_LOSSES, EmbedConfig
 from workbench.data import named_sets
 from workbench.data.batching import Indices, MicroBatch, WholeRows, encoder_inputs, padded
 from workbench.data.embedding import pair_data, pair_set

@@ -22,7 +22,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.config.sections.picture_augment_config import AugmentConfig
+from workbench.config.sections.image_config import AugmentConfig
 
 Purpose = Literal["augment", "mix", "partners"]
 

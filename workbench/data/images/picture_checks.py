@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from workbench.config.sections.picture_augment_config import AugmentConfig, Growth
-from workbench.config.sections.picture_prepare_config import PrepareConfig
+from workbench.config.sections.image_config import AugmentConfig, Growth, PrepareConfig
 from workbench.config.sections.tta_config import TtaConfig
 from workbench.data.images.picture_format import PictureFormat
 from workbench.runs.units import percent

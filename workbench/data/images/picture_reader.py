@@ -22,9 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import DataConfig
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.sections.folds_config import DuplicatesConfig
-from workbench.config.sections.image_config import Depth, ImageConfig
-from workbench.config.sections.picture_augment_config import AugmentConfig
-from workbench.config.sections.picture_prepare_config import PrepareConfig
+from workbench.config.sections.image_config import AugmentConfig, Depth, ImageConfig, PrepareConfig
 from workbench.data import ordered_processes
 from workbench.data.batching import Indices
 from workbench.data.folds.duplicates import DuplicateClusters

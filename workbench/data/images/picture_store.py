@@ -42,7 +42,7 @@ from workbench.runs import files as whole_files
 from workbench.runs import units
 
 if TYPE_CHECKING:  # decoding processes start four times as fast without the configuration
-    from workbench.config.sections.picture_prepare_config import PrepareConfig
+    from workbench.config.sections.image_config import PrepareConfig
 
 
 Mistakes = dict[int, str]  # why pictures cannot be read, by their index, without the pictures' names

@@ -29,7 +29,7 @@ from workbench.errors import DataError
 from workbench.runs import files as whole_files
 
 if TYPE_CHECKING:  # decoding processes start four times as fast without the configuration
-    from workbench.config.sections.picture_prepare_config import PrepareConfig
+    from workbench.config.sections.image_config import PrepareConfig
 
 
 class PictureStatistics(NamedTuple):

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.config import DataConfig
-from workbench.config.sections.decontaminate_config import DecontaminateConfig
+from workbench.config.sections.cleaning_config import DecontaminateConfig
 from workbench.data import starter
 from workbench.data.text import formats
 from workbench.data.text.formats import Example

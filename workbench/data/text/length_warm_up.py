@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
+from workbench.config.sections.curriculum_config import LengthWarmUpConfig
 from workbench.data.batching import Examples, Indices, MicroBatch, Row
 from workbench.data.resampling import ResampledRows
 from workbench.data.text.tokenized_set import TokenizedSet

@@ -15,13 +15,13 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.config.sections.reward_config import RewardConfig
 from workbench.config.sections.rewards_config import (
     FunctionReward,
     JsonReward,
     ModelReward,
     NumberReward,
     PatternReward,
+    RewardConfig,
     RewardSource,
     UnitTestReward,
 )

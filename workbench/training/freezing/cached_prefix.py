@@ -116,7 +116,6 @@ class CachedPrefix:
         self._undo = []
 
     def _before(self, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Before the stack: provide the states of its rows."""
         call = dict(zip(self._names, arguments, strict=False)) | named
         rows = self._rows(call)
         if rows is None:
@@ -133,7 +132,6 @@ class CachedPrefix:
         self._given_BLD = given_BLD.to(device=read.device, dtype=self._dtype)
 
     def _after(self, *_: object) -> None:
-        """After the stack, even if it failed."""
         self._given_BLD = None
 
     def _rows(self, call: Mapping[str, Any]) -> UnpaddedRows | None:
@@ -145,7 +143,6 @@ class CachedPrefix:
         return self._read(call)
 
     def _fetch(self, call: Mapping[str, Any], rows: UnpaddedRows) -> None:
-        """Compute the rows of a call that are not stored."""
         for key in [rows.keys[place] for place in self.states.missing(rows.keys)]:
             if self.states.missing([key]) and (batch := self._batch_of(key)) is not None:
                 self._keep(call, batch, range(len(batch.keys)))

@@ -256,7 +256,6 @@ _ORIGINS = {"_name_or_path", "_commit_hash", "transformers_version", "architectu
 
 
 def _firsts(keys: Sequence[bytes]) -> dict[bytes, int]:
-    """First place of each key."""
     first_places: dict[bytes, int] = {}
     for place, key in enumerate(keys):
         first_places.setdefault(key, place)

@@ -29,7 +29,7 @@ from workbench.adapters import Full, anatomy
 from workbench.adapters.banks.bank_layers import Routed
 from workbench.adapters.banks.bank_members import MemberParts
 from workbench.config import TrainingSections
-from workbench.config.sections.picture_augment_config import AugmentConfig
+from workbench.config.sections.image_config import AugmentConfig
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError

@@ -182,23 +182,19 @@ class Shampoo(OwnOptimizer):
         state["left"].lerp_(gradient_OI @ gradient_OI.T, 1 - second)
         state["right"].lerp_(gradient_OI.T @ gradient_OI, 1 - second)
         for name in ("left", "right") if due else ():
-            state[f"{name}_root"].copy_(inverse_fourth_root(state[name] / (1 - second ** state["step"]), eps=eps))
+            statistics = state[name] / (1 - second ** state["step"])
+            values, vectors = torch.linalg.eigh(statistics.double())
+            largest = values[-1].clamp(min=0)
+            powers = (values.clamp(min=0) + eps * largest).pow(-0.25)
+            powers = torch.where(largest > 0, powers, torch.zeros_like(powers))
+            root: Tensor = ((vectors * powers) @ vectors.T).to(statistics)
+            state[f"{name}_root"].copy_(root)
         root_OI = (state["exp_avg_sq"] / (1 - second ** state["step"])).sqrt_().add_(eps)
         adam_OI: Tensor = state["exp_avg"] / (1 - first ** state["step"]) / root_OI
         direction_OI: Tensor = state["left_root"] @ state["exp_avg"] @ state["right_root"]
         length = torch.linalg.vector_norm(direction_OI)
         scale = torch.where(length > 0, torch.linalg.vector_norm(adam_OI) / length, 0.0)
         parameter.add_(direction_OI * scale, alpha=-group["lr"])
-
-
-def inverse_fourth_root(statistics: Tensor, *, eps: float) -> Tensor:
-    """(S + eps max(S) I)^(-1/4) of a symmetric, positive semidefinite S; zeros for a zero matrix."""
-    values, vectors = torch.linalg.eigh(statistics.double())
-    largest = values[-1].clamp(min=0)
-    powers = (values.clamp(min=0) + eps * largest).pow(-0.25)
-    powers = torch.where(largest > 0, powers, torch.zeros_like(powers))
-    root: Tensor = ((vectors * powers) @ vectors.T).to(statistics)
-    return root
 
 
 class SubspaceAdam(OwnOptimizer):
@@ -288,7 +284,11 @@ class Apollo(SubspaceAdam):
 
     def direction(self, gradient_MN: Tensor, state: State, group: dict[str, Any], *, number: int) -> Tensor:
         """G diag(s), with its growth limited, times alpha."""
-        chance_RM = self._projection(gradient_MN, number=number, drawn=state["step"] // self.every)
+        seed = int(np.random.SeedSequence([self.seed, number, state["step"] // self.every]).generate_state(1)[0])
+        rank = min(self.rank, len(gradient_MN))
+        # On the CPU, so that the numbers are the same on every device.
+        drawn_RM = torch.randn(rank, len(gradient_MN), generator=torch.Generator().manual_seed(seed))
+        chance_RM = (drawn_RM / math.sqrt(rank)).to(gradient_MN)
         projected_RN = chance_RM @ gradient_MN
         scaled_MN: Tensor = gradient_MN * self.scaling(self._adam(projected_RN, state, group), projected_RN)
         last, norm = state.get("last_norm"), torch.linalg.vector_norm(scaled_MN)
@@ -303,13 +303,6 @@ class Apollo(SubspaceAdam):
         moved_N: Tensor = torch.linalg.vector_norm(moved_RN, dim=0)
         norm_N: Tensor = torch.linalg.vector_norm(projected_RN, dim=0)
         return moved_N / (norm_N + LEAST_NORM)
-
-    def _projection(self, gradient_MN: Tensor, *, number: int, drawn: int) -> Tensor:
-        seed = int(np.random.SeedSequence([self.seed, number, drawn]).generate_state(1)[0])
-        rank = min(self.rank, len(gradient_MN))
-        # On the CPU, so that the numbers are the same on every device.
-        drawn_RM = torch.randn(rank, len(gradient_MN), generator=torch.Generator().manual_seed(seed))
-        return (drawn_RM / math.sqrt(rank)).to(gradient_MN)
 
 
 class ApolloMini(Apollo):

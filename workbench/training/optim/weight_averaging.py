@@ -85,7 +85,13 @@ class WeightAverage:
         if not others:
             return first
         if self.config.method == "rna":
-            return extrapolated(self._kept, ridge=self.config.ridge)
+            weights = coefficients(self._kept, ridge=self.config.ridge)
+            weighed = [each for each in zip(weights, self._kept, strict=True) if each[0]]
+            zeros = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self._kept[-1].items()}
+            return {
+                name: sum((weight * sample[name].double() for weight, sample in weighed), zero).to(first[name].dtype)
+                for name, zero in zeros.items()
+            }
         mean = {name: value.clone() for name, value in first.items()}
         for done, sample in enumerate(others, start=1):
             _swa(list(mean.values()), [sample[name] for name in mean], done)
@@ -181,15 +187,3 @@ def coefficients(samples: Sequence[Mapping[str, Tensor]], *, ridge: float) -> li
         return [0.0] * steps + [1.0]
     z = torch.linalg.solve(products / size + ridge * torch.eye(steps, dtype=torch.float64), torch.ones(steps).double())
     return [0.0, *(z / z.sum()).tolist()]
-
-
-def extrapolated(samples: Sequence[Mapping[str, Tensor]], *, ridge: float) -> dict[str, Tensor]:
-    """The weighted sum of the samples."""
-    weights = coefficients(samples, ridge=ridge)
-    return {
-        name: sum(
-            (weight * sample[name].double() for weight, sample in zip(weights, samples, strict=True) if weight),
-            torch.zeros_like(value, dtype=torch.float64),
-        ).to(value.dtype)
-        for name, value in samples[-1].items()
-    }

@@ -296,12 +296,10 @@ class RolloutRows:
 
     @property
     def _distinct(self) -> Indices:
-        """The examples of the present answers."""
         examples = self._examples(self.now.prompts_P.numpy())
         return examples if self.config.pairs else examples[self.now.copies_S.numpy() > 0]
 
     def _examples(self, prompts: Indices) -> Indices:
-        """All examples of prompts."""
         if self.config.pairs:
             return prompts
         each = self.config.answers
@@ -329,7 +327,6 @@ class RolloutRows:
         )
 
     def _use(self, rollout: Rollout) -> None:
-        """Make these the answers of the present step."""
         self.now = rollout
         if int(rollout.epoch) < 0:  # of no step
             return
@@ -343,14 +340,11 @@ class RolloutRows:
         else:
             examples = self._examples(prompts)
             self._lengths[examples] = lengths_S
-            self._supervised[examples] = self._weights(rollout) * rollout.copies_S.numpy()
+            counted_S = rollout.counts_S * ~rollout.cut_S if self.config.drop_cut else rollout.counts_S
+            weight_S: Indices = policy_losses.weights(counted_S, self.config.settings.normalise).numpy()
+            weight_S = weight_S if weight_S.any() else np.ones_like(weight_S)
+            self._supervised[examples] = weight_S * rollout.copies_S.numpy()
         self.figures = rollout.figures()
-
-    def _weights(self, rollout: Rollout) -> Indices:
-        """Weight of each answer (S,) in the mean."""
-        counted_S = rollout.counts_S * ~rollout.cut_S if self.config.drop_cut else rollout.counts_S
-        weight_S: Indices = policy_losses.weights(counted_S, self.config.settings.normalise).numpy()
-        return weight_S if weight_S.any() else np.ones_like(weight_S)
 
     def _pairs(self, rollout: Rollout) -> Indices:
         """Places of the best and the worst answer to each prompt (P, 2), the first of equals."""
@@ -409,16 +403,10 @@ class Rollouts(RolloutRows, Checkpointed):
         prompts = self._drawn.sample(draws, epoch=epoch)
         if not self.now.of(prompts, epoch):
             self._use(self._written(prompts, epoch))
-        if not self._complete:
+        unread = self.now.reference_ST is None and self.config.refers
+        if unread or (self.now.advantage_ST is None and not self.config.pairs):
             self._use(self._read(self.now))
         return self._distinct
-
-    @property
-    def _complete(self) -> bool:
-        """Whether the present answers were read."""
-        return (self.now.reference_ST is not None or not self.config.refers) and (
-            self.now.advantage_ST is not None or self.config.pairs
-        )
 
     def state(self) -> dict[str, Tensor]:
         """The answers of the present step, for a checkpoint."""
@@ -435,7 +423,13 @@ class Rollouts(RolloutRows, Checkpointed):
         replaced = 0
         for attempt in range(1, self.config.settings.resample + 1):
             dull = [number for number, group in enumerate(groups) if group.dull]
-            others = self._others([group.prompt for group in groups], dull, key=[epoch, int(draws[0]), attempt])
+            taken = [group.prompt for group in groups]
+            count, source_N = len(np.unique(self.prompts.rows)), self.prompts.source_N
+            order = np.random.default_rng([self._seed, SEED, epoch, int(draws[0]), attempt]).permutation(count)
+            free = order[~np.isin(order, np.asarray(taken) % count)]
+            of_source = {source: iter(free[source_N[free] == source].tolist()) for source in np.unique(source_N[free])}
+            others = {place: next(of_source.get(source_N[taken[place]], iter(())), None) for place in dull}
+            others = {place: other for place, other in others.items() if other is not None}
             if not others:
                 break
             fresh = self._groups(np.asarray(list(others.values())), key=[epoch, int(draws[0]), attempt])
@@ -445,22 +439,7 @@ class Rollouts(RolloutRows, Checkpointed):
         limit = self.config.max_new_tokens
         return rolled_out(groups, draws, epoch, limit=limit, stop=self._stop, replaced=replaced)
 
-    def _others(self, taken: Sequence[int], dull: Sequence[int], *, key: Sequence[int]) -> dict[int, int]:
-        """Another prompt of the same source for each of the `dull` ones, as far as there are any, by their places.
-
-        Args:
-            taken: The step's prompts.
-            dull: Places of prompts without signal among them.
-        """
-        count, source_N = len(np.unique(self.prompts.rows)), self.prompts.source_N
-        order = np.random.default_rng([self._seed, SEED, *key]).permutation(count)
-        free = order[~np.isin(order, np.asarray(taken) % count)]
-        of_source = {source: iter(free[source_N[free] == source].tolist()) for source in np.unique(source_N[free])}
-        others = {place: next(of_source.get(source_N[taken[place]], iter(())), None) for place in dull}
-        return {place: other for place, other in others.items() if other is not None}
-
     def _groups(self, prompts: Indices, *, key: Sequence[int]) -> list[Group]:
-        """Answers to prompts, with their rewards."""
         each, limit = self.config.answers, self.config.max_new_tokens
         asked = [self.prompts[int(prompt)].input_ids[:-1] for prompt in prompts]
         draws = [

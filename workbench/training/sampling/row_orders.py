@@ -68,7 +68,18 @@ class SelfPaced(Sampler):
         if step < self.steps_per_epoch:
             return self.evenly.rows(step)
         if self._place(step) >= len(self._row_T):
-            self._open(step)
+            self._hear()
+            curriculum, count, passed = self.config.data.curriculum, len(self.train), self.steps_per_epoch
+            progress = (step - passed) / (len(self._sizes) - passed)
+            sizes = self._sizes[step : step + self._stretch]
+            order_N = np.argsort(self._loss_N * curriculum.direction, kind="stable")
+            enough = 1 + int(np.searchsorted(np.cumsum(self._left_N[order_N]), sum(sizes)))
+            self._opened = min(count, max(round(curriculum.open_share(progress) * count), enough))
+            open_rows = order_N[: self._opened]
+            deck = np.repeat(open_rows, self._left_N[open_rows])
+            self._row_T = np.random.default_rng([self.config.seed, 11, step]).choice(deck, sum(sizes), replace=False)
+            self._left_N = self._left_N - np.bincount(self._row_T, minlength=count)
+            self._first = step
         return self.ahead(step)
 
     def ahead(self, step: int) -> Indices:
@@ -102,21 +113,6 @@ class SelfPaced(Sampler):
     def _place(self, step: int) -> int:
         """Number of the stretch's rows before step `step`."""
         return sum(self._sizes[self._first : step])
-
-    def _open(self, step: int) -> None:
-        """Choose the rows of the next steps among those that are open by the losses so far."""
-        self._hear()
-        curriculum, count, passed = self.config.data.curriculum, len(self.train), self.steps_per_epoch
-        progress = (step - passed) / (len(self._sizes) - passed)
-        sizes = self._sizes[step : step + self._stretch]
-        order_N = np.argsort(self._loss_N * curriculum.direction, kind="stable")
-        enough = 1 + int(np.searchsorted(np.cumsum(self._left_N[order_N]), sum(sizes)))
-        self._opened = min(count, max(round(curriculum.open_share(progress) * count), enough))
-        open_rows = order_N[: self._opened]
-        deck = np.repeat(open_rows, self._left_N[open_rows])
-        self._row_T = np.random.default_rng([self.config.seed, 11, step]).choice(deck, sum(sizes), replace=False)
-        self._left_N = self._left_N - np.bincount(self._row_T, minlength=count)
-        self._first = step
 
     def _hear(self) -> None:
         if (losses := self.new_losses()) is not None:
@@ -227,7 +223,17 @@ class LearnedMix(Sampler):
         if self.looks:
             return np.concatenate([own[evenly_spaced(len(own), LOOKED_AT)] for own in self._rows.members])
         if step >= self._end:
-            self._learn()
+            self._hear()
+            found_S = self._losses(self._seen_losses)
+            self._loss_S = np.where(np.isnan(found_S), self._loss_S, found_S)
+            self._share_S = reweighted(
+                self._share_S,
+                self._loss_S - self._reference_S,
+                self._rows.share_S,
+                step_size=self._mix.step_size,
+                smoothing=self._mix.smoothing,
+            )
+            self._seen_losses = joined([])
             self._drawn_S, self._first = self._drawn_S + self._count_S, step
             self._plan()
         return self._of_step(step)
@@ -267,23 +273,8 @@ class LearnedMix(Sampler):
 
     @property
     def _end(self) -> int:
-        """The step after the window."""
         end = self._first + self._mix.every
         return end if self.steps is None or self._first >= self.steps else min(end, self.steps)
-
-    def _learn(self) -> None:
-        """Update the shares from the losses of the window that ends."""
-        self._hear()
-        found_S = self._losses(self._seen_losses)
-        self._loss_S = np.where(np.isnan(found_S), self._loss_S, found_S)
-        self._share_S = reweighted(
-            self._share_S,
-            self._loss_S - self._reference_S,
-            self._rows.share_S,
-            step_size=self._mix.step_size,
-            smoothing=self._mix.smoothing,
-        )
-        self._seen_losses = joined([])
 
     def _plan(self) -> None:
         """Set the number of rows of each source in the window."""
@@ -297,17 +288,13 @@ class LearnedMix(Sampler):
     def _of_step(self, step: int) -> Indices:
         """Rows of a step of the window."""
         if self._row_M is None:
-            self._row_M = self._window()
+            taken = [
+                self._rows.taken(number, first=int(before), count=int(count))
+                for number, (before, count) in enumerate(zip(self._drawn_S, self._count_S, strict=True))
+            ]
+            self._row_M = np.random.default_rng([self.config.seed, 12, self._first]).permutation(np.concatenate(taken))
         start = sum(map(self._size, range(self._first, step)))
         return self._row_M[start : start + self._size(step)]
-
-    def _window(self) -> Indices:
-        """Rows of the window in their order."""
-        taken = [
-            self._rows.taken(number, first=int(before), count=int(count))
-            for number, (before, count) in enumerate(zip(self._drawn_S, self._count_S, strict=True))
-        ]
-        return np.random.default_rng([self.config.seed, 12, self._first]).permutation(np.concatenate(taken))
 
     def _size(self, step: int) -> int:
         """Rows of a step; the last of an epoch has what is left."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +44,16 @@ def propose(
     for _ in range(ATTEMPTS * count):
         if len(proposals) == count:
             return proposals
-        settings = _settings(study.ask(asked).params, search)
+        params = study.ask(asked).params
+        settings = dict[str, Any]()
+        for key, each in search.space.items():
+            value = params[key]
+            if not isinstance(each, Range):
+                settings[key] = each[value]
+            elif each.integer:
+                settings[key] = int(value)
+            else:
+                settings[key] = min(max(float(f"{value:.{DIGITS}g}"), each.low), each.high)
         if _key(settings) not in known:
             known.add(_key(settings))
             proposals.append(settings)
@@ -99,20 +108,6 @@ def _sampler(search: SearchConfig, *, seed: int, number: int) -> BaseSampler:
     with warnings.catch_warnings():  # `constant_liar` spreads the proposals of one round, and is experimental
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.TPESampler(seed=drawn, constant_liar=True)
-
-
-def _settings(params: Mapping[str, Any], search: SearchConfig) -> Settings:
-    """Proposed values; numbers are rounded and stay inside their range."""
-    settings = dict[str, Any]()
-    for key, each in search.space.items():
-        value = params[key]
-        if not isinstance(each, Range):
-            settings[key] = each[value]
-        elif each.integer:
-            settings[key] = int(value)
-        else:
-            settings[key] = min(max(float(f"{value:.{DIGITS}g}"), each.low), each.high)
-    return settings
 
 
 def _enumerated(search: SearchConfig) -> Iterator[Settings]:

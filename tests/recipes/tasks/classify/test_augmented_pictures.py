@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from workbench.config.sections.picture_augment_config import AugmentConfig
+from workbench.config.sections.image_config import AugmentConfig
 from workbench.data.images.picture_reader import PictureRows
 from workbench.data.labelled import labelled_data
 from workbench.models import classifier

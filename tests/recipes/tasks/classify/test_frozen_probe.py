@@ -13,7 +13,7 @@ from tests.vision_backbones import save_vision
 from tests.workbench.evaluation.picture_sets import write_pictures
 from workbench.config.yaml_text import dump_yaml
 from workbench.recipes.load import load
-from workbench.recipes.tasks.classify.class_verbs import ClassInspection
+from workbench.recipes.tasks.classify.task import ClassInspection
 from workbench.recipes.verbs.check import check
 from workbench.report.run_record import RunRecord, read
 

@@ -18,8 +18,8 @@ from workbench.errors import BackboneError, ConfigError
 from workbench.recipes.inspection import Inspection
 from workbench.recipes.load import load
 from workbench.recipes.tasks.classify import picture_checks
-from workbench.recipes.tasks.classify.class_verbs import ClassInspection
 from workbench.recipes.tasks.classify.picture_checks import PictureFindings
+from workbench.recipes.tasks.classify.task import ClassInspection
 from workbench.recipes.verbs import check
 
 Find = Callable[..., PictureFindings]

@@ -24,7 +24,7 @@ from workbench.data.labelled import labelled_data
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.models import classifier
 from workbench.recipes.load import load
-from workbench.recipes.tasks.classify.class_verbs import ClassInspection
+from workbench.recipes.tasks.classify.task import ClassInspection
 from workbench.recipes.verbs.check import check
 from workbench.recipes.verbs.evaluate import evaluate
 from workbench.recipes.verbs.export import export

@@ -19,7 +19,7 @@ from tests.workbench.training.distributed import layouts
 from workbench.errors import ConfigError, Stopped
 from workbench.models import embedder
 from workbench.recipes.load import load
-from workbench.recipes.tasks.embed import embed_verbs, negative_mining
+from workbench.recipes.tasks.embed import embed_run, task
 from workbench.recipes.verbs.check import check
 from workbench.recipes.verbs.evaluate import evaluate
 from workbench.recipes.verbs.export import export
@@ -133,14 +133,14 @@ def test_a_stopped_run_resumes_to_the_same_bits(train: Train, monkeypatch: pytes
 
 def test_mined_negatives_are_near_and_not_known(train: Train, taught: Path) -> None:
     rows = [*pairs(24), {"anchor": pairs(1)[0]["anchor"], "positive": "The house has it."}]
-    stale = taught.parent / "mined" / negative_mining.FILE
+    stale = taught.parent / "mined" / embed_run.FILE
     stale.parent.mkdir()
     stale.write_bytes(b"of a run that failed here before")
     run = train("mined", rows, "train.steps=2", "embed.mine=2", "embed.loss=triplet")
     config = run_directory.shipped_config(run)
-    data = embed_verbs.prepare(config)[1].train
+    data = embed_run.prepare(config)[1].train
     embedded = torch.nn.functional.normalize(torch.randn(len(data.units.texts), 8), dim=1)
-    found = negative_mining.mined(data, embedded, count=3, below=0.9)
+    found = embed_run.mined_negatives(data, embedded, count=3, below=0.9)
     for row, negatives in enumerate(found.unit_NK.numpy()):
         similar = (embedded[data.anchor_N[row]] @ embedded.T).numpy()
         own = similar[data.positive_N[row]]
@@ -175,7 +175,7 @@ def test_verbs_agree_with_the_run(taught: Path, tmp_path: Path) -> None:
 
 def test_a_merged_model_embeds_alike(taught: Path, tmp_path: Path) -> None:
     found = merge(taught, out=tmp_path / "merged", weights="float32")
-    assert isinstance(found.agreement, embed_verbs.Angle)
+    assert isinstance(found.agreement, task.Angle)
     assert found.agreement.cosine > 1 - 1e-5 and found.agreement.difference < 1e-4
     assert (tmp_path / "merged" / "modules.json").exists()
 
@@ -193,7 +193,7 @@ def test_check_tells_which_passages_are_known(taught: Path) -> None:
     rows = taught.parent / "classes.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in classes(48)))
     found = check(load("embed/quickstart", [f"data.train={rows}", "data.held_out=0.25", "batch.size=32"]))
-    assert isinstance(found, embed_verbs.EmbedInspection)
+    assert isinstance(found, task.EmbedInspection)
     texts = found.data.train.texts(np.arange(32))
     same = found.data.train.known(texts.anchor_B, texts.positive_B)
     share = (same.sum() - 32) / (32 * 31)

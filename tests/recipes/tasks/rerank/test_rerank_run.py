@@ -20,10 +20,10 @@ from workbench.data.embedding import rerank_candidates
 from workbench.errors import ConfigError, Stopped
 from workbench.models import reranker
 from workbench.recipes.load import load
-from workbench.recipes.tasks.classify.class_verbs import Gap
-from workbench.recipes.tasks.embed import negative_mining
-from workbench.recipes.tasks.embed.embed_verbs import EmbedInspection
-from workbench.recipes.tasks.rerank import rerank_verbs
+from workbench.recipes.tasks.classify.task import Gap
+from workbench.recipes.tasks.embed import embed_run
+from workbench.recipes.tasks.embed.task import EmbedInspection
+from workbench.recipes.tasks.rerank import task
 from workbench.recipes.verbs.check import check
 from workbench.recipes.verbs.evaluate import evaluate
 from workbench.recipes.verbs.generate import predict
@@ -175,12 +175,12 @@ def test_mined_negatives_are_of_the_backbone_or_of_a_run_of_embed(train: Train, 
         run = train(
             f"mined-{name}", rows, "train.steps=1", "rerank.mine=2", "rerank.negatives=3", "rerank.mine_below=1", *more
         )
-        mined[name] = load_file(run / negative_mining.FILE)["unit_NK"]
+        mined[name] = load_file(run / embed_run.FILE)["unit_NK"]
         assert (mined[name] >= 0).any() and mined[name].shape[1] == 2
         config = run_directory.read_config(run)
         known = "embedder" in json.loads((run / "manifest.json").read_text())["inputs"]
         assert known == (name == "run")
-        notes = rerank_verbs.inspect(config).notes
+        notes = task.TASK.inspect(config).notes
         assert any(note.startswith(f"Negatives are mined by embeddings of {embeds}") for note in notes) == known
 
 

@@ -25,8 +25,9 @@ from workbench.errors import ConfigError, Stopped
 from workbench.evaluation import reward_scores, rewards
 from workbench.evaluation.rewards.reward_sum import RewardEnsemble
 from workbench.recipes.load import load
+from workbench.recipes.task import ScoringOptions
 from workbench.recipes.tasks.prefer import preference_run
-from workbench.recipes.tasks.reward import outcome_reward, reward_verbs
+from workbench.recipes.tasks.reward import outcome_reward, task
 from workbench.recipes.verbs.check import check
 from workbench.recipes.verbs.evaluate import evaluate
 from workbench.recipes.verbs.generate import generate, predict
@@ -172,8 +173,8 @@ def test_rows_that_are_scored_need_no_margins(taught: Path, folder: Path) -> Non
     bare = folder / "bare.jsonl"
     write_lines(bare, rows)
     config = load(taught.parent / "recipe.yaml", [f"data.test={bare}", "data.columns={margin: strength}"])
-    assert len(reward_verbs.predict(taught, str(bare), config)[0]) == 8
-    assert 0 <= reward_verbs.evaluate(taught, config)["accuracy"] <= 1
+    assert len(task.TASK.predict(taught, str(bare), config, ScoringOptions()).table) == 8
+    assert 0 <= task.TASK.evaluate(taught, config, ScoringOptions())["accuracy"] <= 1
 
 
 def test_ties_count_in_the_loss_and_in_no_accuracy(train: Train, folder: Path) -> None:

@@ -14,7 +14,7 @@ from tests.conftest import trains
 from tests.run_files import read_losses, read_metrics, read_scores, write_lines
 from tests.stopping import stop_after
 from tests.workbench.training.distributed import layouts
-from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
+from workbench.config.sections.curriculum_config import LengthWarmUpConfig
 from workbench.errors import Stopped
 
 RECIPE = """

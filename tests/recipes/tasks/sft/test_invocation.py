@@ -15,7 +15,7 @@ from tests.run_files import read_losses, read_scores
 from tests.stopping import stop_after
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, Stopped
-from workbench.recipes.tasks.sft.invocation import last
+from workbench.recipes.tasks.sft.text_run import last_invocation
 from workbench.schema import parse
 
 RECIPE = """
@@ -38,7 +38,7 @@ def train(tmp_path: Path, short_stories: str, questions: Path) -> Callable[..., 
     ("row", "place"), [([1, 2, 3, 1, 2], 3), ([1, 2, 3], 0), ([2, 1], None), ([1], None), ([1, 1, 2, 1], 1)]
 )
 def test_the_last_of_several_counts(row: list[int], place: int | None) -> None:
-    assert last(np.array(row), [1, 2]) == place
+    assert last_invocation(np.array(row), [1, 2]) == place
 
 
 def test_a_run_learns_from_the_generation_prompt_on(train: Callable[..., Path]) -> None:

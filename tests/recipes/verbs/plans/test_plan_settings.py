@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from workbench.config import RunConfig
-from workbench.recipes.verbs.plans import plan_settings
+from workbench.recipes.verbs.plans import plan
 
 
 def config(**sections: Any) -> RunConfig:
@@ -26,11 +26,11 @@ def config(**sections: Any) -> RunConfig:
 def test_of_a_run_that_a_clock_ends_a_plan_says_what_it_counts(
     sections: dict[str, Any], counted: str, end: str
 ) -> None:
-    (sentence,) = plan_settings.clock(config(**sections))
+    (sentence,) = plan.clock(config(**sections))
     assert counted in sentence and end in sentence
-    assert not plan_settings.untimed(config(**sections)).budget.timed
+    assert not plan.untimed(config(**sections)).budget.timed
 
 
 @pytest.mark.parametrize("sections", [{"train": {"steps": 500}}, {"budget": {"tokens": 10_000}}])
 def test_others_end_where_the_plan_does(sections: dict[str, Any]) -> None:
-    assert not list(plan_settings.clock(config(**sections)))
+    assert not list(plan.clock(config(**sections)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from workbench.config.sections.picture_augment_config import AugmentConfig
+from workbench.config.sections.image_config import AugmentConfig
 from workbench.data.images.augmentation import augment, output_size, rectangle
 
 EVERYTHING: dict[str, Any] = {

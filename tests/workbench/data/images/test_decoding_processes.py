@@ -15,7 +15,7 @@ from PIL import Image
 from PIL.Image import Resampling
 
 from tests.workbench.data.images.pictures import photograph
-from workbench.config.sections.picture_prepare_config import PrepareConfig
+from workbench.config.sections.image_config import PrepareConfig
 from workbench.data.images.picture_files import NO_RANGES, PictureFile, Pixels, ValueRanges
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_store import Work, fill_by_several

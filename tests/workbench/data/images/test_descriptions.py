@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from PIL.Image import Resampling
 
-from workbench.config.sections.picture_augment_config import PRESETS, AugmentConfig
-from workbench.config.sections.picture_prepare_config import PrepareConfig
+from workbench.config.sections.image_config import PRESETS, AugmentConfig, PrepareConfig
 from workbench.data.images import picture_checks
 from workbench.data.images.picture_format import PictureFormat
 

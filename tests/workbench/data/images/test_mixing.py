@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from workbench.config.sections.picture_augment_config import AugmentConfig
+from workbench.config.sections.image_config import AugmentConfig
 from workbench.data.images.augmentation import MixPlan, PixelBox, mix, mix_partners, mix_plan
 
 SIZE = (20, 30)

@@ -11,7 +11,7 @@ from PIL import Image
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
 from tests.workbench.data.images.pictures import photograph
-from workbench.config.sections.picture_prepare_config import PrepareConfig
+from workbench.config.sections.image_config import PrepareConfig
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.preparation import prepare
 from workbench.errors import BackboneError

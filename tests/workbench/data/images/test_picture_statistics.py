@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.workbench.data.images.pictures import encoded, photograph
-from workbench.config.sections.picture_prepare_config import PrepareConfig
+from workbench.config.sections.image_config import PrepareConfig
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.preparation import MOST, measure_statistics
 from workbench.errors import DataError

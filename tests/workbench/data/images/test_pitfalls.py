@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workbench.config.sections.picture_augment_config import AugmentConfig
+from workbench.config.sections.image_config import AugmentConfig
 from workbench.config.sections.tta_config import TtaConfig
 from workbench.data.images.picture_checks import pitfalls
 

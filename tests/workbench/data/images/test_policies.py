@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from workbench.config.sections.picture_augment_config import AugmentConfig
+from workbench.config.sections.image_config import AugmentConfig
 from workbench.data.images.augmentation import OPERATIONS, Operation, apply_operation, randaugment, trivialaugment
 
 SMALL = np.random.default_rng(0).integers(20, 220, (6, 6, 3), dtype=np.uint8)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.workbench.data.images.pictures import photograph
-from workbench.config.sections.picture_prepare_config import PrepareConfig
+from workbench.config.sections.image_config import PrepareConfig
 from workbench.data.images import preparation
 from workbench.data.images.picture_files import Pixels
 from workbench.data.images.picture_format import PictureFormat

@@ -14,7 +14,7 @@ import pytest
 from PIL.Image import Resampling
 
 from tests.workbench.data.images.pictures import encoded, photograph
-from workbench.config.sections.picture_prepare_config import PrepareConfig
+from workbench.config.sections.image_config import PrepareConfig
 from workbench.data.images import picture_store
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat

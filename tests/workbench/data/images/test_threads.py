@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from workbench.config.sections.picture_augment_config import AugmentConfig
+from workbench.config.sections.image_config import AugmentConfig
 from workbench.data import ordered_processes
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_reader import Augmenter, PictureRows

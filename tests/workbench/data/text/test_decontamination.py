@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.config.sections.decontaminate_config import DecontaminateConfig
+from workbench.config.sections.cleaning_config import DecontaminateConfig
 from workbench.data import starter
 from workbench.data.text import decontamination
 from workbench.data.text.decontamination import COMMON, LISTED, EvaluationIndex, TextRow, words

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.run_files import write_lines
 from workbench.config import RunConfig
-from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
+from workbench.config.sections.curriculum_config import LengthWarmUpConfig
 from workbench.data.batching import collate
 from workbench.data.text import length_warm_up, tokenized
 from workbench.data.text.length_warm_up import GrowingRows

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.config import DataConfig
-from workbench.config.sections.clean_rules import ANSWER_RULES, DUPLICATE_RULES
+from workbench.config.sections.cleaning_config import ANSWER_RULES, DUPLICATE_RULES
 from workbench.data import starter
 from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import DuplicateClusters, normalised

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from workbench.config.sections.clean_rules import DUPLICATE_RULES
+from workbench.config.sections.cleaning_config import DUPLICATE_RULES
 from workbench.data.batching import Indices
 from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import DuplicateClusters, normalised

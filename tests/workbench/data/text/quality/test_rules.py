@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.config.sections.clean_rules import ANSWER_RULES, CLEAN_RULES, DUPLICATE_RULES
+from workbench.config.sections.cleaning_config import ANSWER_RULES, CLEAN_RULES, DUPLICATE_RULES
 from workbench.data.text.formats import Example
 from workbench.data.text.quality import rules
 from workbench.data.text.quality.rules import RULES, SET_RULES, Exchange, RowText

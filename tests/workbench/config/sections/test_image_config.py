@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from workbench.config.sections.picture_augment_config import PRESETS, AugmentConfig, Growth
+from workbench.config.sections.image_config import PRESETS, AugmentConfig, Growth
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -11,14 +11,14 @@ from transformers.utils import hub
 import workbench
 from workbench.errors import ConfigError
 from workbench.recipes.load import load
-from workbench.recipes.verbs import check
-from workbench.recipes.verbs.plans import memory_check, plan
+from workbench.recipes.verbs import check, start_checks
+from workbench.recipes.verbs.plans import plan
 
 SHORT = ["data.limit=60", "data.held_out=0.1", "train.steps=2", "train.epochs=null", "evaluate.answers=0"]
 
 
 def test_a_run_that_would_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(memory_check, "available", lambda _: 60_000_000)
+    monkeypatch.setattr(start_checks, "available", lambda _: 60_000_000)
     with pytest.raises(ConfigError, match=r"would need .* and 60\.0 MB are free") as refused:
         workbench.run("sft/full", SHORT, out=tmp_path / "run", quiet=True)
     assert "activations" in str(refused.value) and "model.weights=auto" in str(refused.value)
@@ -36,8 +36,8 @@ def test_one_that_fits_narrowly_is_planned_and_runs(
 
     plan_of = plan.plan
     monkeypatch.setattr(plan, "plan", planning)
-    monkeypatch.setattr(memory_check, "available", lambda _: 400_000_000)
-    monkeypatch.setattr(memory_check, "PLAIN", 0.01)
+    monkeypatch.setattr(start_checks, "available", lambda _: 400_000_000)
+    monkeypatch.setattr(start_checks, "PLAIN", 0.01)
     words = [f"model.id={stories}", "adapter={method: full}", "data.max_tokens=128", *SHORT]
     workbench.run("sft/quickstart", words, out=tmp_path / "run", quiet=True)
     assert len(planned) == 1 and 0 < planned[0].peak < 400_000_000
@@ -74,14 +74,14 @@ def test_a_student_needs_at_most_what_its_teacher_would(monkeypatch: pytest.Monk
     words = [f"distill.teacher.id={stories}", "distill.student.layers=all", "adapter={method: full}", *SHORT]
     student = load("distill/quickstart", ["model.id=teacher", *words])
     named = load("distill/quickstart", [f"model.id={stories}", *words])
-    assert memory_check._state(student) == memory_check._state(named) > 3_000_000
-    monkeypatch.setattr(memory_check, "available", lambda _: 1_000_000)
+    assert start_checks._state(student) == start_checks._state(named) > 3_000_000
+    monkeypatch.setattr(start_checks, "available", lambda _: 1_000_000)
     with pytest.raises(ConfigError, match=r"would need .* and 1\.0 MB are free"):
         check.check(student)
 
 
 def test_what_is_wrong_with_a_run_is_for_the_run_to_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(memory_check, "available", lambda _: 1)
+    monkeypatch.setattr(start_checks, "available", lambda _: 1)
     with pytest.raises(ConfigError, match="is below the longest example"):
         words = ["adapter={method: full}", "batch.tokens_per_device=8", *SHORT]
         workbench.run("sft/quickstart", words, out=tmp_path / "run", quiet=True)
