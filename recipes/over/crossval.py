@@ -45,7 +45,7 @@ def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce
         return crossval_labelled.main(config, run, callback)
     trials, shared = sweep_expansion.trials(config), sweep_expansion.shared(config)
     task = sweep_tasks.prepare(shared, run, trials, callback)
-    unlabelled = crossval_words.prepare(config, task, run) if crossval_words.wanted(config) else None
+    unlabelled = crossval_words.prepare(config, task.shared) if crossval_words.wanted(config) else None
     sweep.train_all(config, task, run, sweep.member_runs(config, run, trials), callback)
     if config.refits:
         refit(config, run, callback)

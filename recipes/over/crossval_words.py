@@ -54,19 +54,22 @@ def wanted(config: RunConfig) -> bool:
     return bool(config.tta.views) or config.pseudo_label.unlabelled is not None
 
 
-def prepare(config: RunConfig, task: SweepTask, run: Run) -> Any:
+def prepare(config: RunConfig, first: SingleRun[Any, Any]) -> Any:
     """The rows without labels, one of each cluster of near-duplicates and none like a labelled row; None: no file.
+
+    Args:
+        first: The first fold's run, which has the run directory of all.
 
     Raises:
         DataError: No row is left, or a view changes no row.
     """
-    first, source = task.shared, config.pseudo_label.unlabelled
-    assert isinstance(first, WordRun)
+    source = config.pseudo_label.unlabelled
+    assert isinstance(first, WordRun), "facts of the task say so"
     first.require_views(config.tta)
     if source is None:
         return None
     rows = first.unlabelled(source)
-    provenance.note_data(run, {"unlabelled": rows.facts()})
+    provenance.note_data(first.run, {"unlabelled": rows.facts()})
     known = [text for each in first.rows.values() for text in first.texts(each)]
     _, starts = np.unique(_groups(first, [*known, *first.texts(rows)]), return_index=True)
     new = np.sort(starts[starts >= len(known)]) - len(known)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from transformers import PretrainedConfig
@@ -21,7 +23,7 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.models import backbones
 from workbench.recipes.inspection import Inspection
 from workbench.recipes.load import Recipe, load
-from workbench.recipes.over import crossval_verbs, distill_verbs, fleet_training, search_checks, sweep
+from workbench.recipes.over import crossval_verbs, crossval_words, distill_verbs, fleet_training, search_checks, sweep
 from workbench.recipes.over.crossval_verbs import CrossvalInspection
 from workbench.recipes.over.sweep_tasks import require_members
 from workbench.recipes.single import streamed_rows
@@ -30,7 +32,9 @@ from workbench.recipes.tasks.classify.task import ClassInspection
 from workbench.recipes.tasks.embed.task import EmbedInspection
 from workbench.recipes.verbs import start_checks
 from workbench.runs.ranks import ALONE, Ranks
+from workbench.runs.run_directory import Run
 from workbench.training import layer_and_token_drop, packing
+from workbench.training.callbacks import Silent
 from workbench.training.freezing.layer_map import stack
 from workbench.training.sampling.row_orders import row_order
 
@@ -164,6 +168,10 @@ def _first_member(config: RunConfig) -> Inspection | ClassInspection:
     shared, trials = sweep_expansion.shared(config), sweep_expansion.trials(config)
     inspection: Inspection | ClassInspection = implementation(shared).inspect(shared)
     require_members(shared, trials, inspection.data)
+    if crossval_words.wanted(config):
+        with TemporaryDirectory() as folder:
+            scratch = Run(Path(folder), None, resumed=False)
+            crossval_words.prepare(config, implementation(shared).begin(shared, scratch, Silent()))
     names = [trial.name for trial in trials]
     why = sweep.apart(config)
     how = "together in one bank" if why is None else f"one after another: {why}"

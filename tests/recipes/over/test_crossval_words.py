@@ -24,6 +24,7 @@ from workbench.crossval.stages import StageLog
 from workbench.errors import DataError
 from workbench.recipes.over import crossval_words
 from workbench.recipes.tasks.tag import task as tagging
+from workbench.recipes.verbs.check import check
 from workbench.recipes.verbs.evaluate import evaluate
 from workbench.recipes.verbs.generate import predict
 
@@ -186,8 +187,9 @@ def test_the_command_tells_of_both_stages(home: Path, tmp_path: Path) -> None:
 def test_only_rows_that_are_new_are_labelled(home: Path, tmp_path: Path) -> None:
     write_lines(tmp_path / "known.jsonl", [{"tokens": row["tokens"]} for row in rows("tag")])
     values = staged(home, pseudo_label={"unlabelled": str(tmp_path / "known.jsonl")})
-    with pytest.raises(DataError, match="near-duplicate of one with labels"):
-        run(values, tmp_path / "run")
+    for verb in (check, lambda config: workbench.run(config, out=tmp_path / "run", quiet=True)):
+        with pytest.raises(DataError, match="near-duplicate of one with labels"):
+            verb(RunConfig.model_validate(values))
 
 
 def test_a_view_that_changes_nothing_is_refused(home: Path, tmp_path: Path) -> None:
