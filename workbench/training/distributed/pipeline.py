@@ -108,7 +108,7 @@ def line(section: DistributedConfig, ranks: Ranks) -> Line:
     if ranks.alone:
         return Line(_PLANNED.get(), section.pipeline, section.schedule)
     group = mesh(ranks.world, section.pipeline).get_group("group")
-    dist.all_reduce(torch.zeros(1, device=backbones.device()), group=group)  # NCCL connects processes of a sum
+    dist.all_reduce(torch.zeros(1, device=backbones.device()), group=group)  # lets NCCL connect all of them
     return Line(dist.get_rank(group), section.pipeline, section.schedule, group)
 
 
@@ -141,7 +141,8 @@ class Stages:
             before = before and id(parameter) not in inside
             self.stages_of[name] = users.get(id(parameter), {0 if before else line.stages - 1})
         self._cut(model, {key: set(map(line.holder, stages)) for key, stages in users.items()})
-        self._computed: set[int] = set()
+        self._own = {number for stage in line.own for number in self.blocks[stage]}
+        self._computed = self._own  # as blocks may be computed once more in a backward pass
         self._passing: dict[int, list[Callable[[Tensor], Tensor]]] = {}
         for number, block in enumerate(blocks):
             block.forward = partial(self._forward, number, block.forward)
@@ -194,7 +195,7 @@ class Stages:
         try:
             yield
         finally:
-            self._computed, self._passing = set(), {}
+            self._computed, self._passing = self._own, {}
 
     def read(self, work: Callable[[], T]) -> T:
         """Result of `work`, which reads the model, where the head is; all processes call it together."""
