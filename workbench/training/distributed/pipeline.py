@@ -216,7 +216,7 @@ class Stages:
             return line.agreed(work(), by=line.head)
 
 
-class Pass(NamedTuple):
+class StagePass(NamedTuple):
     """A micro-batch of a step, all of which have one length."""
 
     batch: MicroBatch
@@ -239,7 +239,7 @@ class Pipelined(Grouped):
         self._masters = MasterWeights(whole.model, whole.compute)
         self._own = self._masters.named()
         self._named |= self._own
-        self._passes: Sequence[Pass] = ()
+        self._passes: Sequence[StagePass] = ()
         self._schedule: tuple[tuple[int, int], Any] | None = None
         self.carry_out = self._carried_out
         """From the number of passes and their tokens to their losses, where the head is."""
@@ -273,7 +273,7 @@ class Pipelined(Grouped):
         """Around the backward pass of a micro-batch, in which blocks may be computed once more."""
         return self._passes[number].around(False)
 
-    def add(self, passes: Sequence[Pass]) -> Tensor:
+    def add(self, passes: Sequence[StagePass]) -> Tensor:
         """Add the gradients of a step; returns this pipeline's loss, which is 0 where no head is."""
         self._passes = passes
         losses = self.carry_out(len(passes), passes[0].batch.width)
