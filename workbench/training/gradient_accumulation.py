@@ -246,10 +246,10 @@ class CachedGradients:
         return outputs_ND.requires_grad_(), kept
 
     def trial(self, units: Units, numbers: Indices, *, step: int, twice: bool) -> None:
-        """StagePass over one micro-batch with some gradient, to measure its memory and time.
+        """Pass over one micro-batch with some gradient, to measure its memory and time.
 
         Args:
-            twice: StagePass over it without a graph before.
+            twice: Pass over it without a graph before.
         """
         batch = self._batch(units, numbers)
         with self.noise(batch, numbers, units, step=step):
