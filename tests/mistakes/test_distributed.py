@@ -62,7 +62,9 @@ CASES = {
     "cut blocks and parts of rows": Case(
         f"{CUT} distributed.sequence=2", "was not tried with sequence=2", "Leave sequence out, or write tensor=1"
     ),
-    "heads of cut blocks": Case("check my.yaml distributed.tensor=3", "8 heads, 4 of keys", "distributed.tensor=2|4"),
+    "heads of cut blocks": Case(
+        "check my.yaml distributed.tensor=3", "has 8, with 4 of keys", "distributed.tensor=2|4"
+    ),
     "answers of cut blocks": Case(f"{CUT} recipe=reinforce", "which writes with the whole model", "Write recipe="),
     "cut blocks under another method": Case(f"{CUT} adapter.method=ia3", "adapter.method=ia3", "adapter.method=lora"),
     "cut blocks that are packed": Case(f"{CUT} model.weights=nf4", "model.weights=nf4", "model.weights=bfloat16"),

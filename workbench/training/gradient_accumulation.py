@@ -30,7 +30,7 @@ from workbench.runs.ranks import Ranks
 from workbench.training import row_losses
 from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.distributed.data_parallel import RowShare, share_rows
-from workbench.training.distributed.pipeline import Pass, Pipelined
+from workbench.training.distributed.pipeline import Pipelined, StagePass
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.master_weights import MasterWeights
 from workbench.training.optim import noise_scale
@@ -109,7 +109,7 @@ class GradientAccumulation:
         shares += [RowShare(shares[-1].rows[-1:], counts=False)] * filling
         tokens = max(self.tokens, *(int(seen.lengths[share.rows].sum()) for share in shares))
 
-        def through(share: RowShare) -> Pass:
+        def through(share: RowShare) -> StagePass:
             laid = self.arrangement.batch(seen, share.rows, epoch=self.member.epoch)
             batch = packing.filled(laid, tokens).to(self.device)
 
@@ -119,7 +119,7 @@ class GradientAccumulation:
                 with self.noise(batch, share.rows, seen, step=step), self.row_losses.of(counted, batch):
                     yield
 
-            return Pass(batch, share.counts / supervised, around)
+            return StagePass(batch, share.counts / supervised, around)
 
         return masters.add([through(share) for share in shares]).to(self.device)
 

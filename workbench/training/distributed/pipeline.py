@@ -108,7 +108,7 @@ def line(section: DistributedConfig, ranks: Ranks) -> Line:
     if ranks.alone:
         return Line(_PLANNED.get(), section.pipeline, section.schedule)
     group = mesh(ranks.world, section.pipeline).get_group("group")
-    dist.all_reduce(torch.zeros(1, device=backbones.device()), group=group)  # NCCL connects processes of a sum
+    dist.all_reduce(torch.zeros(1, device=backbones.device()), group=group)  # lets NCCL connect all of them
     return Line(dist.get_rank(group), section.pipeline, section.schedule, group)
 
 
@@ -141,7 +141,8 @@ class Stages:
             before = before and id(parameter) not in inside
             self.stages_of[name] = users.get(id(parameter), {0 if before else line.stages - 1})
         self._cut(model, {key: set(map(line.holder, stages)) for key, stages in users.items()})
-        self._computed: set[int] = set()
+        self._own = {number for stage in line.own for number in self.blocks[stage]}
+        self._computed = self._own  # as blocks may be computed once more in a backward pass
         self._passing: dict[int, list[Callable[[Tensor], Tensor]]] = {}
         for number, block in enumerate(blocks):
             block.forward = partial(self._forward, number, block.forward)
@@ -194,7 +195,7 @@ class Stages:
         try:
             yield
         finally:
-            self._computed, self._passing = set(), {}
+            self._computed, self._passing = self._own, {}
 
     def read(self, work: Callable[[], T]) -> T:
         """Result of `work`, which reads the model, where the head is; all processes call it together."""
@@ -215,7 +216,7 @@ class Stages:
             return line.agreed(work(), by=line.head)
 
 
-class Pass(NamedTuple):
+class StagePass(NamedTuple):
     """A micro-batch of a step, all of which have one length."""
 
     batch: MicroBatch
@@ -238,7 +239,7 @@ class Pipelined(Grouped):
         self._masters = MasterWeights(whole.model, whole.compute)
         self._own = self._masters.named()
         self._named |= self._own
-        self._passes: Sequence[Pass] = ()
+        self._passes: Sequence[StagePass] = ()
         self._schedule: tuple[tuple[int, int], Any] | None = None
         self.carry_out = self._carried_out
         """From the number of passes and their tokens to their losses, where the head is."""
@@ -272,7 +273,7 @@ class Pipelined(Grouped):
         """Around the backward pass of a micro-batch, in which blocks may be computed once more."""
         return self._passes[number].around(False)
 
-    def add(self, passes: Sequence[Pass]) -> Tensor:
+    def add(self, passes: Sequence[StagePass]) -> Tensor:
         """Add the gradients of a step; returns this pipeline's loss, which is 0 where no head is."""
         self._passes = passes
         losses = self.carry_out(len(passes), passes[0].batch.width)
