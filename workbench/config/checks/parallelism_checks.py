@@ -27,6 +27,16 @@ def mistakes(config: RunSections) -> Iterator[str]:
                 yield f"distributed.{name}={size} {why}. Write {cure}, or distributed.{name}=1."
 
 
+def of_recipes(config: RunSections) -> Iterator[str]:
+    """Yield a sentence for each layout that a recipe over tasks would deal its members to, or teach wrongly in."""
+    for name in ("sequence", "tensor", "pipeline"):
+        if config.over is not None and (size := getattr(config.distributed, name)) > 1:
+            yield (
+                f"distributed.{name}={size} was not tried with recipe={config.recipe}. Write "
+                f"recipe={config.task.name}, or distributed.{name}=1."
+            )
+
+
 def _of_stages(config: RunSections) -> Iterator[tuple[str, str]]:
     """Yield a reason, and what to write instead of its cause."""
     model = config.model
@@ -73,7 +83,7 @@ def _untried(config: RunSections) -> Iterator[tuple[str, str]]:
 def _of_models(config: RunSections) -> Iterator[tuple[str, str]]:
     """Yield settings, and what to write instead of each."""
     adapter = config.adapter
-    if not config.task.parted or config.over is not None:
+    if not config.task.parted:
         yield f"recipe={config.recipe}", "recipe=sft"
     if config.distributed.pipeline > 1 and adapter.method not in METHODS:
         yield f"adapter.method={adapter.method} ({', '.join(METHODS)} were)", "adapter.method=lora"
@@ -125,7 +135,7 @@ def _row_choices(config: RunSections) -> Iterator[tuple[str, str]]:
 def _of_parts_of_rows(config: RunSections) -> Iterator[tuple[str, str]]:
     """Yield a reason, and what to write instead of its cause."""
     method = config.adapter.method
-    if not config.task.parted or config.over is not None:
+    if not config.task.parted:
         yield f"is for long rows of recipe=sft; recipe={config.recipe} reads a row's first or last token", "recipe=sft"
     if config.model.attention not in ("auto", "sdpa"):
         yield f"needs sdpa, and model.attention={config.model.attention} is another kernel", "model.attention=sdpa"
