@@ -32,6 +32,7 @@ from workbench.errors import WorkbenchError
 from workbench.recipes.load import load
 from workbench.recipes.task import implementation
 from workbench.recipes.verbs import serving
+from workbench.recipes.verbs.evaluate import evaluate
 from workbench.runs import run_directory
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_checks
@@ -371,6 +372,14 @@ def test_a_verb_takes_it(task: str, recipe: str, verb: str, table: Table) -> Non
 @pytest.mark.parametrize(("task", "recipe", "layout"), of_lines(cell for cell in RUNS if cell[2] == "one"))
 def test_it_trains_and_is_scored(task: str, recipe: str, layout: str, table: Table) -> None:
     require_scores(Path(table.run(task, recipe)))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("task", [task for task in TASKS if refused(task, "sweep") is None])
+def test_each_member_of_a_sweep_is_scored_as_a_run_of_its_own(task: str, table: Table) -> None:
+    """By `evaluate` of its directory, on the rows that its seed would not hold out."""
+    for member in (Path(table.run(task, "sweep")) / "members").iterdir():
+        assert evaluate(member, []) == pytest.approx(read_scores(member)["after"], rel=1e-5)
 
 
 @pytest.fixture(scope="module")
