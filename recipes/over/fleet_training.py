@@ -25,7 +25,8 @@ from workbench.training.step_metrics import peak_bytes
 
 def known_head(config: RunConfig) -> ModelHead:
     """The head of members, as far as it is known before the rows are read: none where they name the classes."""
-    return HIDDEN if config.task.labelled else model_heads.of(config)
+    named = config.task.output is None and config.task.head in ("classes", "tokens")
+    return HIDDEN if named else model_heads.of(config)
 
 
 def trials(config: RunConfig) -> list[Trial[RunConfig]]:

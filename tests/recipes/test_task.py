@@ -46,21 +46,6 @@ def test_nobody_branches_on_the_name_of_a_task() -> None:
     assert not [branch for path in others for branch in _branches(path)]
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("recipe", OVER)
-def test_a_recipe_takes_a_task_or_says_in_the_words_of_its_facts_why_not(task: str, recipe: str) -> None:
-    reason = OVER[recipe].able(TASKS[task])
-    if reason is None:
-        assert task in reason_names(recipe)
-        return
-    with pytest.raises(ValueError, match=f"recipe={recipe} does not take of={task}"):
-        RunConfig.model_validate({"recipe": recipe, "of": task, "data": {"train": "rows.jsonl"}})
-
-
-def reason_names(recipe: str) -> list[str]:
-    return [name for name, facts in TASKS.items() if OVER[recipe].able(facts) is None]
-
-
 def test_a_task_is_no_recipe_over_tasks() -> None:
     with pytest.raises(ValueError, match=r"of=sft names the task of recipe=.*Leave of out"):
         RunConfig.model_validate({"recipe": "sft", "of": "sft", "data": {"train": "rows.jsonl"}})

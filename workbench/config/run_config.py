@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from workbench.adapters import Method
 from workbench.config import plugins, task_facts
-from workbench.config.checks import cross_checks, packing_checks, row_checks
+from workbench.config.checks import cross_checks, packing_checks, parallelism_checks, row_checks
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.sections.run_sections import RunSections
 from workbench.config.task_facts import TaskFacts
@@ -43,6 +43,7 @@ class RunConfig(RunSections):
         if mistakes := list(_of_names(self)):
             raise ValueError(" ".join(mistakes))
         mistakes = [*packing_checks.mistakes(self), *row_checks.of_streaming(self)]
+        mistakes += parallelism_checks.of_recipes(self)
         if self.has_members and not mistakes:
             assert self.over is not None and self.over.members is not None
             self.over.members(self)  # each is judged as the run that it is

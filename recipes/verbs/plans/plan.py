@@ -314,8 +314,8 @@ def _student(config: RunConfig, run: Run) -> DryRunParts:
 
     section = config.distill
     base = distill_expansion.student_config(config, run.path)
-    source = distill.find_teacher(config)
-    if not base.task.tokens or section.peers is not None or source is None:
+    source = distill.find_teacher(config) if base.task.tokens and section.peers is None else None
+    if source is None:
         raise ConfigError(
             f"recipe={config.recipe}: `plan` knows students of tokens with a live teacher. Plan the student as a run "
             "of its own."

@@ -29,10 +29,20 @@ def mistakes(config: RunSections) -> Iterator[str]:
 
 
 def _of_recipe(config: RunSections, name: str) -> Iterator[tuple[str, str]]:
-    """Yield a reason, and what to write instead of its cause, where the task's facts or a recipe over it have one."""
-    if why := "trains several models" if config.over is not None else getattr(config.task, name):
+    """Yield a reason, and what to write instead of its cause, where the task's facts have one."""
+    if why := getattr(config.task, name):
         able = task_facts.names(lambda task: getattr(task, name) is None)
         yield f"does not go with recipe={config.recipe}, which {why}", f"recipe={able}"
+
+
+def of_recipes(config: RunSections) -> Iterator[str]:
+    """Yield a sentence for each layout that a recipe over tasks would deal its members to, or teach wrongly in."""
+    for name in ("sequence", "tensor", "pipeline"):
+        if config.over is not None and (size := getattr(config.distributed, name)) > 1:
+            yield (
+                f"distributed.{name}={size} was not tried with recipe={config.recipe}. Write "
+                f"recipe={config.task.name}, or distributed.{name}=1."
+            )
 
 
 def _of_stages(config: RunSections) -> Iterator[tuple[str, str]]:

@@ -73,6 +73,7 @@ def cuts_weights(section: DistributedConfig) -> bool:
 def _zero(section: DistributedConfig, trained: int) -> Settings:
     places = {"cpu": {"device": "cpu"}, "nvme": {"device": "nvme", "nvme_path": str(section.nvme)}}
     elements = max(1, min(section.bucket_bytes // 4, trained))  # it makes room for all of them
+    elements += elements % 2  # DeepSpeed asks for an even number
     settings: Settings = {
         "stage": section.zero,
         "overlap_comm": section.overlap and section.zero == 2,  # others need to know the last micro-batch before

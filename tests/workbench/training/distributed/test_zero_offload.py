@@ -27,6 +27,8 @@ def test_six_settings_become_deepspeeds() -> None:
     assert zero["offload_optimizer"] == {"device": "cpu"}
     assert zero["offload_param"] == {"device": "nvme", "nvme_path": "/disk"}
     assert zero["reduce_bucket_size"] == 100
+    few = zero_offload.deepspeed(config(zero=2), torch.bfloat16, world=2, trained=99)["zero_optimization"]
+    assert few["reduce_bucket_size"] == few["allgather_bucket_size"] == 100, "DeepSpeed asks for an even number"
     assert found["bf16"] == {"enabled": True}
     assert found["train_batch_size"] == 4 and found["gradient_accumulation_steps"] == 1
 
