@@ -16,6 +16,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,9 @@ OF_RECIPES = ("check", "plan", "data", "features", "lr")
 OF_RUNS = ("evaluate", "predict", "generate", "merge", "export", "serve", "sample")
 """Verbs, besides `run`, which layouts matter for."""
 
+OUTCOMES = SimpleNamespace(reward=SimpleNamespace(kind="outcome"))
+"""The configuration that facts ask whether adapters of folds answer together."""
+
 SECTIONS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "sweep": lambda task, folder: {"sweep": {"over": {"seed": [0, 1]}}},
     "search": lambda task, folder: {
@@ -68,7 +72,7 @@ SECTIONS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "fleet": lambda task, folder: {
         "fleet": {"members": {name: {"data": {"train": f"{folder}/{task}.jsonl"}} for name in ("a", "b")}}
     },
-    "crossval": lambda task, folder: {"folds": {"k": 2}},
+    "crossval": lambda task, folder: {"folds": {"k": 2}, "duplicates": {"on_duplicate": "ignore"}},
     "distill": lambda task, folder: {"distill": {"teacher": {"id": str(folder / f"{task}-{ALONE}")}}},
 }
 """Sections of each recipe over tasks, for a task whose rows and own run are in a folder."""
@@ -114,12 +118,14 @@ def refused(task: str, recipe: str, layout: str = "one") -> str | None:
         return f"recipe={recipe} does not take of={task}: {why}"
     if layout in PARTED and over is not None:
         return f"was not tried with recipe={recipe}"
-    if layout in PARTED and not facts.parted:
-        return "is for long rows of recipe=" if layout == "sequence" else "was not tried with recipe="
+    if layout in PARTED and (why := getattr(facts, layout)) is not None:
+        return str(why)
     if layout == "zero" and over is not None and over.shared:
         return "each with an optimizer of its own, and DeepSpeed steps one"
     if layout in SHARED and facts.sharded is not None:
         return facts.sharded
+    if layout in SHARED and over is not None and over.folds and not facts.labelled:
+        return "scores each member over a whole backbone"
     if layout in SHARED and over is not None and not over.adapters:
         return "gives every device all of the student"
     if layout != "one" and over is not None and over.shared and layout not in SHARED:
@@ -132,10 +138,15 @@ def refused(task: str, recipe: str, layout: str = "one") -> str | None:
 def refused_verb(task: str, recipe: str, verb: str) -> str | None:
     """The same for a verb; None also for verbs of what does not run at all."""
     facts, over = TASKS[task], OVER.get(recipe)
-    ships, folds = over is None or over.ships, over is not None and over.folds
+    ships = over is None or over.ships
+    together = over is not None and over.folds and (facts.labelled or facts.averages(OUTCOMES))
     reasons: dict[str, tuple[tuple[bool, str], ...]] = {
         "plan": (
-            (over is not None and over.table is not None and facts.compares is not None, "knows no bank of such"),
+            (
+                over is not None and (over.table is not None or over.folds) and facts.compares is not None,
+                "knows no bank of such",
+            ),
+            (over is not None and over.folds and not facts.banked, "its members train one after another"),
             (over is not None and not over.adapters and not facts.tokens, "knows students of tokens with a live"),
         ),
         "data": ((not ships, "each member has rows of its own"),),
@@ -145,8 +156,8 @@ def refused_verb(task: str, recipe: str, verb: str) -> str | None:
         "generate": ((not facts.writes_text, "trains no model that writes text"),),
         "sample": ((not facts.writes_text, "trains no model that writes text"),),
         "serve": ((not facts.serves, "is not served"),),
-        "merge": ((folds, "is no single model"),),
-        "export": ((folds, "is no single model"),),
+        "merge": ((together, "is no single model"),),
+        "export": ((together, "is no single model"),),
     }
     if verb in OF_RUNS and not ships:
         return "ships no adapter; each of its members does"
@@ -186,12 +197,15 @@ def one_of_each(cells: Iterable[Cell]) -> list[Cell]:
     return chosen
 
 
+NO_PLAN = {(task, ALONE, "tensor") for task, facts in TASKS.items() if facts.head == "masked"}
+"""Runs whose tiny backbone no engine cuts."""
 RUNS, VERBS = ([cell for cell in cells if reason(cell) is None] for cells in (RUN_CELLS, VERB_CELLS))
 """Cells that run."""
 COVER = covering()
 PLAIN = {(task, recipe, "one") for task, recipe in COVER.items()}
 PLAIN |= set(one_of_each(VERBS))
-SLOW = set(one_of_each(cell for cell in RUNS if cell[2] != "one"))
+TOGETHER = [cell for cell in RUNS if cell[2] != "one" and cell not in NO_PLAN]
+SLOW = set(one_of_each(TOGETHER))
 
 
 def of_lines(cells: Iterable[Cell]) -> list[Any]:
@@ -214,6 +228,7 @@ class Table:
         for task in TASKS:
             write_lines(folder / f"{task}.jsonl", (rows(n)[task] for n in range(24)))
             write_lines(folder / f"{task}-new.jsonl", (rows(n)[task] for n in range(50, 53)))
+        self.llama = stories  # transformers has no plan for BERT
         heads = {head: save_tiny(folder / head, "Bert", form, MINILM) for head, form in BACKBONES.items()}
         self.backbones = {
             task: stories if facts.answers else heads.get(facts.head, stories) for task, facts in TASKS.items()
@@ -226,7 +241,7 @@ class Table:
         return {
             "recipe": task if over is None else recipe,
             "of": None if over is None else task,
-            "model": {"id": self.backbones[task], "weights": "float32"},
+            "model": {"id": self.llama if layout == "tensor" else self.backbones[task], "weights": "float32"},
             "adapter": {"method": "lora", "rank": 2, "alpha": 4},
             "data": {"train": str(self.folder / f"{task}.jsonl"), "max_tokens": 48, **split},
             "batch": {"size": 8},
@@ -259,6 +274,8 @@ class Table:
     def verb(self, task: str, recipe: str, verb: str, *, begun: bool = False) -> tuple[int, str]:
         """Exit status of a verb, and what it prints."""
         if verb in OF_RECIPES:
+            if recipe == "distill":
+                self.run(task, ALONE)  # its teacher
             more = {"data": ["--perplexity", "off"], "lr": ["--rates", 3, "--steps", 8]}.get(verb, [])
             out = [] if verb in ("check", "plan") else ["--out", self.folder / f"{task}-{recipe}-{verb}.parquet"]
             return command(verb, self.recipe(task, recipe), *out, *more)
@@ -409,7 +426,7 @@ def together(request: pytest.FixtureRequest, table: Table) -> Callable[[Cell], P
     return lambda cell: folder(None if few else cell[2]) / "-".join(cell)
 
 
-@pytest.mark.parametrize(("task", "recipe", "layout"), of_lines(cell for cell in RUNS if cell[2] != "one"))
+@pytest.mark.parametrize(("task", "recipe", "layout"), of_lines(TOGETHER))
 def test_processes_train_it_together(task: str, recipe: str, layout: str, together: Callable[[Cell], Path]) -> None:
     run = together((task, recipe, layout))
     assert (run / "scores.json").exists(), (run.parent / "error.txt").read_text()

@@ -217,7 +217,7 @@ def _total_steps(config: RunConfig, fit: Training) -> int:
 def _require_known(config: RunConfig, devices: int) -> None:
     """Refuse what `plan` knows nothing of; raises ConfigError."""
     over = config.over
-    if over is not None and over.table is not None and config.task.compares:
+    if over is not None and (over.table is not None or over.folds) and config.task.compares:
         of = config.task.name
         raise ConfigError(f"of={of}: `plan` knows no bank of such members. Plan one: write recipe={of}.")
     if devices > 1 and over is not None and over.shared and not config.distributed.sharded:
