@@ -162,7 +162,7 @@ def finish(
         )
         for when in ("before", "after")
     }
-    more = {"folds": folds, "summary": summary["after"], "refits": config.refits}
+    more = {"folds": folds, "summary": summary["after"], "refits": config.refits and not config.task.averages(config)}
     if kept is None:
         files.write_json(run.path / "stages.json", {"stages": [], **more})
     else:
