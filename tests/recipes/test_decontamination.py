@@ -84,7 +84,7 @@ def test_labelled_rows_are_compared_with_test_rows(recipe: str) -> None:
     write_lines("rows.jsonl", [*rows, planted])
     write_lines("test.jsonl", [{"text": leak, "label": "dog"}])
     words = [f"recipe={recipe}", "data.test=test.jsonl", "data.held_out=0.25", "data.max_tokens=128"]
-    words += ["duplicates.on_duplicate=ignore", "folds.k=2"] if recipe == "crossval" else []
+    words += ["of=classify", "duplicates.on_duplicate=ignore", "folds.k=2"] if recipe == "crossval" else []
     words = [word for word in words if not (recipe == "crossval" and "held_out" in word)]
     text = Path("my.yaml").read_text().replace("held_out: other.jsonl, ", "").replace(", answers: 0", "")
     Path("my.yaml").write_text(text)

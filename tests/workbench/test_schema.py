@@ -47,7 +47,7 @@ def test_every_mistake_is_reported_at_once() -> None:
         (["data.test={a:x.jsonl,b:y.jsonl}"], "data.test: a space belongs after each colon"),
         (["adapter={method:lora}"], "Write {method: lora}."),
         (["data.against=[x.jsonl]"], "data.against: unknown key. Did you mean `data.decontaminate.against`?"),
-        (["data.column=n"], "Did you mean `data.curriculum.column` or `columns`?"),
+        (["data.column=n"], "Did you mean `data.fold.column` or `data.curriculum.column` or `columns`?"),
         (["rank=4"], "Did you mean `adapter.rank`"),
     ],
 )

@@ -143,13 +143,17 @@ def test_rows_of_several_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "of 19 training rows" in Path("data-report/data.html").read_text()
 
 
-@pytest.mark.parametrize("recipe", ["classify", "crossval"])
+OF = {"classify": (), "crossval": ("of=classify",)}
+"""The task of recipes over tasks."""
+
+
+@pytest.mark.parametrize("recipe", OF)
 def test_labelled_rows(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["one", "two", "three", "four", "five", "six"]
     texts = [f"The {name} said {word}." for word in words for name in ("cat", "dog")]
     rows = [{"text": text, "label": text.split()[1]} for text in texts]
     write_lines("rows.jsonl", [*rows, {"text": "the CAT said one", "label": "dog"}])
-    _finish(monkeypatch, "data", "labelled.yaml", f"recipe={recipe}", "data.held_out=0.05", "--out", "out")
+    _finish(monkeypatch, "data", "labelled.yaml", f"recipe={recipe}", *OF[recipe], "data.held_out=0.05", "--out", "out")
     found = _flags("out")
     assert found["exact_duplicate"] == ["rows.jsonl, row 13"]
     assert {"rows.jsonl, row 1", "rows.jsonl, row 13"} <= set(found["conflicting_label"])
@@ -226,7 +230,7 @@ def test_labelled_rows_are_cleaned(recipe: str) -> None:
     rows = [{"text": f"The {name} said {n}.", "label": name} for n in range(8) for name in ("cat", "dog")]
     write_lines("rows.jsonl", [*rows, {"text": "{ cat }", "label": "cat"}])
     words = [f"recipe={recipe}", "data.clean=[c4_curly_brackets]", "duplicates.on_duplicate=ignore", "folds.k=2"]
-    words = words[:2] if recipe == "classify" else [*words, "data.held_out=0.05"]
+    words = words[:2] if recipe == "classify" else [*words, "of=classify", "data.held_out=0.05"]
     found = check(load("labelled.yaml", [*words, "seed=1"]))
     train = found.data.rows if recipe == "crossval" else found.data.train
     assert train.cleaning is not None and "{ cat }" not in [record.fields[0] for record in train.records]

@@ -32,7 +32,7 @@ evaluate: {{every: null, answers: 0}}
 save: {{every: 2}}
 """
 OF_AN_ENCODER = ("recipe=classify", "model.id={classifier}", "data.train={labelled}")
-FOLDS = ("recipe=crossval", "data={{train: {labelled}}}", "folds={{k: 2, column: fold}}")
+FOLDS = ("recipe=crossval", "of=classify", "data={{train: {labelled}}}", "folds={{k: 2, column: fold}}")
 SWEEP = ("recipe=sweep", "evaluate.every=2", "sweep.over={{train.learning_rate: [1.0e-3, 2.0e-3]}}")
 EMBED = ("recipe=embed", "data={{train: {twins}, held_out: 0.1}}", "batch.tokens_per_device=120")
 TAUGHT = ("recipe=distill", "distill.teacher.id=backbone")
