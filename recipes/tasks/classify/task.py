@@ -37,9 +37,8 @@ from workbench.models.classifier import Classifier
 from workbench.models.reranker import Reranker
 from workbench.models.reward_model import RewardModel
 from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, Scores, ScoringOptions, Task
-from workbench.recipes.tasks.classify import class_run, picture_checks
+from workbench.recipes.tasks.classify import class_run
 from workbench.recipes.tasks.classify.class_run import ClassRun, predictions, prepare, score
-from workbench.recipes.tasks.classify.picture_checks import PictureFindings
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training import capacity, preflight
@@ -48,6 +47,7 @@ from workbench.training.optim.schedules import total_steps
 
 if TYPE_CHECKING:
     from workbench.evaluation.serving.served_models import ServedModel
+    from workbench.recipes.tasks.classify.picture_checks import PictureFindings
 
 
 S = TypeVar("S", RewardModel, Reranker)
@@ -136,6 +136,8 @@ def unequal(rows: LabelledSet, labels: Labels, config: RunConfig) -> list[str]:
 
 def chosen_examples(rows: LabelledSet, reader: RowReader) -> list[tuple[str, str, str]]:
     """Place, what the model reads, and the label of rows from all over the file."""
+    from workbench.recipes.tasks.classify import picture_checks  # with matplotlib, which no training needs
+
     chosen = evenly_spaced(len(rows), SHOWN).tolist()
     return [(rows.place(i), reader.rendered(rows.inputs, i), picture_checks.in_words(rows.labels[i])) for i in chosen]
 
@@ -297,6 +299,8 @@ class ClassTask(Task):
         return class_run.main(config, run, callback)
 
     def inspect(self, config: RunConfig) -> ClassInspection:
+        from workbench.recipes.tasks.classify import picture_checks
+
         reader, data, targets = prepare(config)
         task = classifier.task(data.labels, seed=config.seed)
         look = partial(frozen_features.of_splits, config, reader, data.train, data.held_out)

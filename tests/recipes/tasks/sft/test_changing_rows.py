@@ -99,7 +99,7 @@ def test_two_processes_train_as_one_does(train: Train, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_folds_in_a_bank_are_rewritten_as_each_alone(train: Train) -> None:
-    words = [*AUGMENT[1:], "recipe=crossval", "data.held_out=0.05", "folds.k=2"]
+    words = [*AUGMENT[1:], "recipe=crossval", "of=classify", "data.held_out=0.05", "folds.k=2"]
     runs = [train(*words, f"folds.together={how}", name=f"folds-{how}") for how in ("true", "false")]
     folds = [sorted(run.rglob("repeat-*/metrics.jsonl")) for run in runs]
     assert len(folds[0]) == len(folds[1]) == 2
