@@ -118,12 +118,7 @@ def refit(config: RunConfig, run: Run, callback: Callback) -> None:
     run.ranks.wait()
 
 
-def finish(
-    config: RunConfig,
-    run: Run,
-    members: Sequence[SingleRun[Any, Any]],
-    kept: Kept | None = None,
-) -> Scores:
+def finish(config: RunConfig, run: Run, members: Sequence[SingleRun[Any, Any]], kept: Kept | None = None) -> Scores:
     """Write what the folds say together: out-of-fold predictions, scores of each fold and of all, and the report.
 
     Args:
@@ -172,11 +167,9 @@ def finish(
         scores["after"] |= {f"{name}{end}": each[end[1:]] for end in _BOUNDS}
     scores["after"] |= pooled(config, pd.read_parquet(run.path / OUT_OF_FOLD))
     files.write_bytes(run.path / "predictions.parquet", (run.path / OUT_OF_FOLD).read_bytes())
+    if config.data.test is not None:  # of what the run ships; nothing was chosen by these rows
+        scores["test"] = implementation(config).evaluate(run.path, config, ScoringOptions())
     files.write_json(run.path / "scores.json", scores)
     run.note(status="done", model=members[0].run.manifest["model"])
-    if config.data.test is not None:
-        # The test rows are looked at once, when nothing can change any more.
-        scores["test"] = implementation(config).evaluate(run.path, config, ScoringOptions())
-        files.write_json(run.path / "scores.json", scores)
     report.write(run.path)
     return scores
