@@ -116,7 +116,7 @@ DATA = {
     "cut jsonl": data('{"question": "a", "ans', "bad.jsonl, row 1: not valid JSON", "is the file cut off?"),
     "cut json": data('[{"question": "a"', "bad.json: not valid JSON", "is the file cut off?", name="bad.json"),
     "cut parquet": data("PAR1", "bad.parquet: not a parquet file", "Write it again", name="bad.parquet"),
-    "array in jsonl": data("[{}]", "bad.jsonl: holds one JSON array", "Rename it to bad.json"),
+    "array in jsonl": data("[{]", "bad.jsonl: not valid JSON", "column 3"),
     "lines in json": data('{"a": 1}\n{"a": 2}', "bad.json: holds one object per", "to bad.jsonl", name="bad.json"),
     "value in json": data("3", "bad.json: expected a list of objects", "found 3", name="bad.json"),
     "cells": data("question,answer\na,b,c\n", "row 1 (line 2): 3 cells", "Quote a cell", name="bad.csv"),

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
-import difflib
 import hashlib
+import io
 import itertools
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workbench.data import hub_datasets, starter
+from workbench.data import hub_datasets
 from workbench.data.hub_datasets import rows_of
+from workbench.data.source_files import data_files, kind_of, local_path, opened, readable, text_lines
 from workbench.errors import DataError
 from workbench.runs import files
 
@@ -42,8 +40,8 @@ def read_rows(source: str, *, readers: Mapping[str, FileReader] | None = None) -
     """Yield the rows of a file, of a folder of files in the order of their names, or of a hub data set.
 
     Only json files are held in memory as a whole. A malformed row is yielded with its mistake. Raises DataError: a file
-    is missing, empty, of an unknown kind, not UTF-8 or broken as a whole. `readers`: what reads files of some endings,
-    such as `.txt`, in place of their usual reader.
+    is missing, empty, of an unknown kind, not UTF-8 or broken as a whole. `readers`: what reads files of some kinds,
+    such as `txt`, in place of their usual reader.
     """
     paths = data_files(source)
     if paths is None:
@@ -51,10 +49,10 @@ def read_rows(source: str, *, readers: Mapping[str, FileReader] | None = None) -
             yield RawRow(place(source, number), columns)
         return
     for path in paths:
-        with _readable(path):
+        with readable(path):
             if path.stat().st_size == 0:
                 raise DataError(f"{path}: the file is empty (0 bytes). Write it again, or name another one.")
-            yield from {**_READERS, **(readers or {})}[path.suffix.lower()](path)
+            yield from {**_READERS, **(readers or {})}[str(kind_of(path))](path)
 
 
 def fingerprint(source: str) -> str:
@@ -64,9 +62,9 @@ def fingerprint(source: str) -> str:
         return hub_datasets.fingerprint(source)
     digests = []
     for path in paths:
-        with _readable(path):
+        with readable(path):
             digests.append(files.digest(path))
-    if not _path(source).is_dir():
+    if not local_path(source).is_dir():
         return digests[0]
     return hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
 
@@ -144,87 +142,15 @@ def place(name: str, row: int, line: int | None = None) -> str:
     return f"{name}, row {row}" if line in (None, row) else f"{name}, row {row} (line {line})"
 
 
-def _path(source: str) -> Path:
-    return Path(os.path.expanduser(starter.resolve(source)))
-
-
-def data_files(source: str) -> list[Path] | None:
-    """The files of a path, or None where `source` names a hub data set."""
-    path = _path(source)
-    if os.path.isdir(path):
-        # Readme and licence files are ignored; any other unknown file is refused: it could be data that goes unread.
-        paths = [p for p in sorted(path.iterdir()) if p.is_file() and p.suffix not in ("", ".md") and p.name[0] != "."]
-        if not paths:
-            raise DataError(f"{path}: the folder holds no data file. Known: {_KNOWN}. {_SUBFOLDERS}")
-        for each in paths:
-            if each.suffix.lower() not in _READERS:
-                raise DataError(f"{each}: unknown kind of file `{each.suffix}`. Known: {_KNOWN}. Move it elsewhere.")
-        kinds = {each.suffix.lower(): each.name for each in paths}
-        if len(kinds) > 1:
-            raise DataError(
-                f"{path}: the folder mixes kinds of files: {', '.join(kinds.values())}. "
-                "Keep one kind, or name a single file."
-            )
-        return paths
-    if os.path.exists(path):
-        if path.suffix.lower() not in _READERS:
-            raise DataError(f"{path}: unknown kind of file `{path.suffix}`. Known: {_KNOWN}.")
-        return [path]
-    parent_exists = len(path.parts) > 1 and os.path.isdir(path.parent)
-    if hub_datasets.is_id(source) and not parent_exists and path.suffix.lower() not in _READERS:
-        return None
-    if not os.path.isdir(path.parent):
-        raise DataError(
-            f"{source}: no such file; the folder {path.parent} does not exist either. "
-            f"A path that does not start with / is looked for in {Path.cwd()}."
-        )
-    candidates = sorted(p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix.lower() in _READERS)
-    if closest := difflib.get_close_matches(path.name, candidates, n=1):
-        raise DataError(f"{source}: no such file. Did you mean `{path.with_name(closest[0])}`?")
-    raise DataError(
-        f"{source}: neither a file or folder nor a hub data set, which is written owner/name such as openai/gsm8k. "
-        f"Data files in {path.parent.absolute()}: {', '.join(candidates[:8]) or 'none'}."
-    )
-
-
-_SUBFOLDERS = "Subfolders are not read, unless data.format=image reads them as classes of pictures."
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn errors of the file system into DataErrors."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from None
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Decoded lines with their line ends; raises DataError with line and byte where one is not UTF-8."""
-    offset = 0
-    with path.open("rb") as file:
-        # Split bytes on \n: text mode hides the offset, and str.splitlines also splits on characters inside a row.
-        for number, raw in enumerate(file, start=1):
-            try:
-                text = raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                encoding = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "latin1"
-                raise DataError(
-                    f"{path}: not UTF-8 text: byte 0x{raw[error.start]:02X} at offset {offset + error.start} "
-                    f"(line {number}). Convert it: iconv -f {encoding} -t utf-8 {path.name} > utf8-{path.name}"
-                ) from None
-            yield text.removeprefix("\ufeff") if number == 1 else text
-            offset += len(raw)
-
-
 def _read_jsonl(path: Path) -> Iterator[RawRow]:
     row = 0
-    for line, text in enumerate(_lines(path), start=1):
+    for line, text in enumerate(text_lines(path), start=1):
         if not text.strip():
             continue
         row += 1
         if row == 1 and text.lstrip().startswith("["):
-            raise DataError(f"{path}: holds one JSON array, not one object per line. Rename it to {path.stem}.json.")
+            yield from _read_json(path)  # one array, whatever its name says
+            return
         location = place(path.name, row, line)
         try:
             value = json.loads(text.rstrip())  # with its line end, a mistake would be reported on the next line
@@ -235,12 +161,13 @@ def _read_jsonl(path: Path) -> Iterator[RawRow]:
 
 
 def _read_json(path: Path) -> Iterator[RawRow]:
-    text = "".join(_lines(path))
+    text = "".join(text_lines(path))
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" and text.lstrip().startswith("{"):
-            raise DataError(f"{path}: holds one object per line. Rename it to {path.stem}.jsonl.") from None
+            yield from _read_jsonl(path)  # an object per line, whatever its name says
+            return
         raise DataError(f"{path}: {_json_mistake(error, text)}") from None
     arrays = {"": value} if isinstance(value, list) else {}
     if isinstance(value, dict):
@@ -275,48 +202,56 @@ def _json_mistake(error: Exception, text: str) -> str:
     return f"not valid JSON ({position}: {error.msg}).{hint}"
 
 
-def read_csv(path: Path) -> Iterator[RawRow]:
+def read_table(path: Path) -> Iterator[RawRow]:
     """Yield the rows of a csv or tsv file, whose first line is the header."""
-    csv.field_size_limit(sys.maxsize)  # the default refuses cells above 128 kB
-    reader = csv.reader(_lines(path), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
     header: list[str] = []
     row = 0
+    for line, cells, mistake in (_tsv_cells if kind_of(path) == "tsv" else _csv_cells)(path):
+        if not header:
+            if mistake:
+                raise DataError(f"{path}: header, line {line}: {mistake}")
+            header = [cell.strip() for cell in cells]
+            duplicates = [name for index, name in enumerate(header) if name and name in header[:index]]
+            if duplicates:
+                raise DataError(f"{path}: the header has the column `{duplicates[0]}` twice. Rename one of them.")
+            separators = [sign for sign in ";\t,|" if sign in header[0]]
+            if len(header) == 1 and separators:
+                remedy = "Rename it to .tsv." if separators[0] == "\t" else "Write it with commas."
+                raise DataError(f"{path}: the header is one column, {excerpt(header[0])}: wrong separator? {remedy}")
+            continue
+        if not mistake and len(cells) != len(header):
+            mistake = f"{len(cells)} cells, but the header has {len(header)} ({', '.join(header)}). " + (
+                "A tsv file has no quotes: write a tab or a line break in a cell as a space."
+                if kind_of(path) == "tsv"
+                else "Quote a cell that holds the separator or a line break."
+            )
+        row += 1
+        yield RawRow(place(path.name, row, line), {} if mistake else dict(zip(header, cells, strict=True)), mistake)
+
+
+def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str], str]]:
+    """Line number and cells of each line that is not empty; a quotation mark is a character like any other."""
+    for line, text in enumerate(text_lines(path), start=1):
+        if text := text.rstrip("\r\n"):
+            yield line, text.split("\t"), ""
+
+
+def _csv_cells(path: Path) -> Iterator[tuple[int, list[str], str]]:
+    """Line number, cells and mistake of each row that is not empty; a cell in quotes may hold commas and line ends."""
+    csv.field_size_limit(sys.maxsize)  # the default refuses cells above 128 kB
+    reader = csv.reader(text_lines(path), strict=True)
     while True:
         line = reader.line_num + 1
         try:
-            cells = next(reader)
+            if cells := next(reader):
+                yield line, cells, ""
         except StopIteration:
             return
         except csv.Error as error:
             mistake = f"not valid CSV: {error}."
             if "unexpected end of data" in str(error):
                 mistake = 'a quote that opens here is never closed. Close it; a quote inside a cell is written "".'
-            if not header:
-                raise DataError(f"{path}: header, line {line}: {mistake}") from None
-        else:
-            if not cells:
-                continue
-            if not header:
-                header = [cell.strip() for cell in cells]
-                duplicates = [name for index, name in enumerate(header) if name and name in header[:index]]
-                if duplicates:
-                    raise DataError(f"{path}: the header has the column `{duplicates[0]}` twice. Rename one of them.")
-                separators = [sign for sign in ";\t,|" if sign in header[0]]
-                if len(header) == 1 and separators:
-                    remedy = "Rename it to .tsv." if separators[0] == "\t" else "Write it with commas."
-                    raise DataError(
-                        f"{path}: the header is one column, {excerpt(header[0])}: wrong separator? {remedy}"
-                    )
-                continue
-            mistake = (
-                ""
-                if len(cells) == len(header)
-                else f"{len(cells)} cells, but the header has {len(header)} ({', '.join(header)}). "
-                "Quote a cell that holds the separator or a line break."
-            )
-        row += 1
-        columns = {} if mistake else dict(zip(header, cells, strict=True))
-        yield RawRow(place(path.name, row, line), columns, mistake)
+            yield line, [], mistake
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:
@@ -324,7 +259,10 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with (
+            opened(path) as content,
+            pyarrow.parquet.ParquetFile(content if content.seekable() else io.BytesIO(content.read())) as file,
+        ):
             rows = (columns for batch in file.iter_batches(batch_size=1024) for columns in rows_of(batch))
             for number, columns in enumerate(rows, start=1):
                 yield RawRow(place(path.name, number), columns)
@@ -336,7 +274,7 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
 
 def _read_txt(path: Path) -> Iterator[RawRow]:
     row = 0
-    for line, text in enumerate(_lines(path), start=1):
+    for line, text in enumerate(text_lines(path), start=1):
         if text.strip():
             row += 1
             yield RawRow(place(path.name, row, line), {"text": text.rstrip("\r\n")})
@@ -357,13 +295,13 @@ def read_columns(path: Path) -> Iterator[RawRow]:
         A row per sentence. Its columns are lists with an item per word, under their numbers (`1` is the first) and in
         CoNLL-U under their names too; `lines` has the line of each word, and `text` what a comment `# text =` holds.
     """
-    first = next((line for line in _lines(path) if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
-    first = first or next((line for line in _lines(path) if line.startswith("#") and "\t" in line), "")
+    first = next((line for line in text_lines(path) if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
+    first = first or next((line for line in text_lines(path) if line.startswith("#") and "\t" in line), "")
     tabs = "\t" in first
     width = len(_cells(first, tabs))
     universal = tabs and width == len(UNIVERSAL) and re.fullmatch(r"\d+([-.]\d+)?", first.split("\t")[0]) is not None
     row, words, lines, text, mistake = 0, list[list[str]](), list[int](), "", ""
-    for number, line in enumerate(itertools.chain(_lines(path), [""]), start=1):
+    for number, line in enumerate(itertools.chain(text_lines(path), [""]), start=1):
         cells = _cells(line, tabs)
         if not any(cells) or cells[0] == "-DOCSTART-":
             if lines:
@@ -406,18 +344,14 @@ def _is_comment(line: str, tabs: bool, universal: bool) -> bool:
 
 
 _READERS: dict[str, FileReader] = {
-    ".jsonl": _read_jsonl,
-    ".json": _read_json,
-    ".csv": read_csv,
-    ".tsv": read_csv,
-    ".parquet": _read_parquet,
-    ".txt": _read_txt,
-    ".conll": read_columns,
-    ".conllu": read_columns,
-    ".iob": read_columns,
-    ".bio": read_columns,
+    "jsonl": _read_jsonl,
+    "json": _read_json,
+    "csv": read_table,
+    "tsv": read_table,
+    "parquet": _read_parquet,
+    "txt": _read_txt,
+    "conll": read_columns,
 }
-_KNOWN = ", ".join(_READERS)
 
 
 def number_of(value: Any, name: str) -> float:

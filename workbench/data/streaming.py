@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from workbench.data import hub_datasets, rows
+from workbench.data import hub_datasets
 from workbench.data.hub_datasets import rows_of
+from workbench.data.source_files import data_files, kind_of
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import DataError
 from workbench.runs import files
@@ -96,7 +97,7 @@ class ShardTurns:
 
 PART = 1000  # rows of the stream that are read at a time, and most rows of a part
 AWAY = 50  # readings after which a part is written, however few rows are taken: so much is read again after a kill
-LINES = {".jsonl", ".txt"}  # kinds of files that hold a row per line
+LINES = {"jsonl", "txt"}  # kinds of files that hold a row per line
 
 
 @dataclass(frozen=True)
@@ -125,17 +126,17 @@ def take(stream: RowStream, say: Callable[[str], None] = lambda _: None) -> Path
     source is none that can be streamed, cannot be read, or gives no row."""
     import datasets
 
-    paths, suffix = rows.data_files(stream.source), ".jsonl"
+    paths, suffix = data_files(stream.source), ".jsonl"
     if paths is None:
         identity: Any = hub_datasets.fingerprint(stream.source)
     else:
-        kind = paths[0].suffix.lower()
-        if kind not in {*LINES, ".parquet"}:
+        kind = kind_of(paths[0])
+        if kind not in {*LINES, "parquet"}:
             raise DataError(
-                f"{stream.source}: data.streaming reads jsonl, parquet and txt files and hub data sets, not {kind}. "
-                "Leave data.streaming out; data.limit reads the first rows."
+                f"{stream.source}: data.streaming reads jsonl, parquet and txt files and hub data sets, not "
+                f"{paths[0].name}. Leave data.streaming out; data.limit reads the first rows."
             )
-        suffix = kind if kind in LINES else suffix
+        suffix = f".{kind}" if kind in LINES else suffix
         # To read a file that is larger than memory for its digest would take longer than its first rows.
         identity = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
     key = [identity, stream.count, stream.share, stream.seed, PART, AWAY, OPEN, datasets.__version__]
@@ -191,7 +192,7 @@ def _lines(turns: ShardTurns, stream: RowStream, paths: list[Path] | None) -> It
     """The rows of each reading, as lines of a file; empty lines are none."""
     with hub_datasets.data_errors(stream.source):
         for table in turns:
-            if paths is not None and paths[0].suffix.lower() in LINES:
+            if paths is not None and kind_of(paths[0]) in LINES:
                 yield [line for line in table.column("text").to_pylist() if line.strip()]
             else:
                 yield [json.dumps(row, ensure_ascii=False, default=_plain) for row in rows_of(table)]

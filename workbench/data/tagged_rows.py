@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint, read_columns, read_csv, read_rows
+from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint, read_columns, read_rows, read_table
+from workbench.data.source_files import text_lines
 from workbench.errors import BackboneError, DataError, FileError
 from workbench.runs import files
 from workbench.schema import did_you_mean
@@ -164,12 +165,11 @@ def text_row(text: str, *, place: str = "text") -> TaggedRow:
 
 def _read_tsv(path: Path) -> Iterator[RawRow]:
     """The rows below a header that names columns of tagged rows; without one, the sentences of a file of columns."""
-    with path.open("rb") as file:
-        header = {cell.strip() for cell in file.readline().decode("utf-8", "replace").split("\t")}
-    return read_csv(path) if header & {"text", *TOKEN_COLUMNS} else read_columns(path)
+    header = {cell.strip() for cell in next(text_lines(path), "").split("\t")}
+    return read_table(path) if header & {"text", *TOKEN_COLUMNS} else read_columns(path)
 
 
-_READERS = {".txt": read_columns, ".tsv": _read_tsv}
+_READERS = {"txt": read_columns, "tsv": _read_tsv}
 
 
 def _renamed(raw: RawRow, renames: Mapping[str, str]) -> dict[str, Any]:

@@ -117,8 +117,9 @@ class DataConfig(Section):
     """Rows to train on, to hold out and to test on, and what is done to them before."""
 
     train: str = ""
-    """A jsonl, json, csv, parquet or txt file, a folder of them, or a hub data set id (owner/name). With format image
-    also a folder of class folders, a zip archive of one or a folder inside it, or idx files."""
+    """A jsonl, json, csv, tsv, parquet or txt file, also compressed (.gz, .bz2, .xz, .zst), a folder of them, or a hub
+    data set id (owner/name). A tsv file has no quoting. With format image also a folder of class folders, a zip archive
+    of one or a folder inside it, or idx files."""
     sources: dict[str, SourceConfig] = Field(default_factory=dict)
     """In place of `train`: several sources by name, mixed as `mix` says. Each has held-out scores of its own, where a
     share of each is held out. Recipes sft, mlm and classify."""
