@@ -109,11 +109,6 @@ class MicroBatch:
         rows: Indices = (indices[:, None] * self.sequences + np.arange(self.sequences)).ravel()
         return rows, self.row_tokens
 
-    def unlabelled(self) -> MicroBatch:
-        """The same rows, of which nothing is predicted."""
-        weights_N = None if self.weights_N is None else self.weights_N[:0]
-        return replace(self, positions_N=self.positions_N[:0], labels_N=self.labels_N[:0], weights_N=weights_N)
-
     def weighted(self, weight_B: npt.NDArray[np.float64]) -> MicroBatch:
         """The same rows with the loss of each row multiplied by its weight."""
         weight_N = torch.from_numpy(weight_B).float()[self.row_of_label.cpu()].to(self.labels_N.device)

@@ -14,7 +14,7 @@ from workbench.data.batching import Indices, MicroBatch
 from workbench.data.packing import RowLayout
 from workbench.models import backbones
 from workbench.planning.dry_trainings import SingleTraining
-from workbench.training.distributed.pipeline import Line, Pipelined
+from workbench.training.distributed.pipeline import Pipelined, Stages
 from workbench.training.trainer import Trainer
 
 
@@ -29,11 +29,11 @@ class StageTraining(SingleTraining):
     def __init__(self, fit: Trainer) -> None:
         super().__init__(fit)
         assert isinstance(fit.masters, Pipelined)
-        self._stages, line = fit.masters, fit.masters.line
-        self._stages.carry_out = self._carried_out
+        self._training, self._stages = fit.masters, fit.masters.stages
+        self._training.carry_out = self._carried_out
         self._buffers: list[Tensor] = []
         self._compute = fit.compute
-        alive = -(-in_flight(line) // len(line.own))
+        alive = -(-in_flight(self._stages) // len(self._stages.own))
         self.arrangement: RowLayout = AliveAtOnce(fit.arrangement, alive, lambda: fit.tokens)
 
     def micro_batches(self) -> Iterator[list[Indices]]:
@@ -43,23 +43,23 @@ class StageTraining(SingleTraining):
 
     def _carried_out(self, count: int, tokens: int) -> list[Tensor]:
         """As much as the fullest moment of a step holds, where nobody sends anything; returns the losses."""
-        line, device = self._stages.line, backbones.device()
-        received = partial(torch.empty, 1, tokens, self._stages.stages.width, dtype=self._compute, device=device)
+        stages, training = self._stages, self._training
+        received = partial(torch.empty, 1, tokens, stages.width, dtype=self._compute, device=backbones.device())
         if not self._buffers:  # torch's, for what arrives of each micro-batch in both directions
-            ways = sum((stage > 0) + (stage < line.stages - 1) for stage in line.own)
+            ways = sum((stage > 0) + (stage < len(stages.holders) - 1) for stage in stages.own)
             self._buffers = [received() for _ in range(ways * count)]
         losses, live = list[Tensor](), list[tuple[int, Tensor]]()
 
         def finish() -> None:
             number, output = live.pop(0)
             if output.requires_grad:
-                with self._stages.recomputing(number):
+                with training.passing(number, False):
                     output.backward(None if output.ndim == 0 else torch.empty_like(output))
 
-        for number, stage in itertools.product(range(count), line.own):
-            if len(live) == in_flight(line):
+        for number, stage in itertools.product(range(count), stages.own):
+            if len(live) == in_flight(stages):
                 finish()
-            hidden = self._stages.compute(stage, number, received(requires_grad=True) if stage > 0 else None)
+            hidden = training.compute(stage, number, received(requires_grad=True) if stage > 0 else None)
             live.append((number, hidden))
             losses += [hidden.detach()] if hidden.ndim == 0 else []
         while live:
@@ -67,11 +67,13 @@ class StageTraining(SingleTraining):
         return losses
 
 
-def in_flight(line: Line) -> int:
+def in_flight(stages: Stages) -> int:
     """Passes of a stage between whose forward and backward there may be others, in a step of many."""
-    if line.schedule == "1f1b":
-        return line.size - line.place
-    return 2 * line.size if line.schedule == "zero_bubble" else line.size + 2 * (line.size - 1 - line.place) + 1
+    if stages.schedule == "1f1b":
+        return stages.size - stages.place
+    return (
+        2 * stages.size if stages.schedule == "zero_bubble" else stages.size + 2 * (stages.size - 1 - stages.place) + 1
+    )
 
 
 class AliveAtOnce(RowLayout):

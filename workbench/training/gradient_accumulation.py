@@ -30,7 +30,7 @@ from workbench.runs.ranks import Ranks
 from workbench.training import row_losses
 from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.distributed.data_parallel import RowShare, share_rows
-from workbench.training.distributed.pipeline import Pipelined, StagePass
+from workbench.training.distributed.pipeline import Pipelined
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.master_weights import MasterWeights
 from workbench.training.optim import noise_scale
@@ -105,23 +105,21 @@ class GradientAccumulation:
         """`add` where each process holds some blocks, through which micro-batches of one length go in turn."""
         seen, supervised = self.member.seen, self.member.seen.supervised[rows].sum().item()
         shares = self._shares(rows, seen.lengths)
-        filling = masters.line.micro_batches(len(shares)) - len(shares)
+        filling = masters.stages.micro_batches(len(shares)) - len(shares)
         shares += [RowShare(shares[-1].rows[-1:], counts=False)] * filling
         tokens = max(self.tokens, *(int(seen.lengths[share.rows].sum()) for share in shares))
 
-        def through(share: RowShare) -> StagePass:
-            laid = self.arrangement.batch(seen, share.rows, epoch=self.member.epoch)
-            batch = packing.filled(laid, tokens).to(self.device)
+        laid = [self.arrangement.batch(seen, share.rows, epoch=self.member.epoch) for share in shares]
+        batches = [packing.filled(each, tokens).to(self.device) for each in laid]
 
-            @contextmanager
-            def around(heard: bool) -> Iterator[None]:
-                counted = share.rows if heard and share.counts else share.rows[:0]
-                with self.noise(batch, share.rows, seen, step=step), self.row_losses.of(counted, batch):
-                    yield
+        @contextmanager
+        def passing(number: int, heard: bool) -> Iterator[tuple[MicroBatch, float]]:
+            share, batch = shares[number], batches[number]
+            counted = share.rows if heard and share.counts else share.rows[:0]
+            with self.noise(batch, share.rows, seen, step=step), self.row_losses.of(counted, batch):
+                yield batch, share.counts / supervised
 
-            return StagePass(batch, share.counts / supervised, around)
-
-        return masters.add([through(share) for share in shares]).to(self.device)
+        return masters.add(len(shares), tokens, passing).to(self.device)
 
     @torch.no_grad()
     def losses_now(self, rows: Indices, *, labels: bool) -> RowLosses:

@@ -155,7 +155,7 @@ def _of_device(
     elsewhere: bool,
     way: Callable[[RunConfig, Run], DryRunParts] | None = None,
 ) -> Plan:
-    """The plan of one device, or of the stage that `pipeline.planning` names.
+    """The plan of one device, or of the stage that `pipeline.PLANNED` names.
 
     Args:
         way: In place of that of the recipe.

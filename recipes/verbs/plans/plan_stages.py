@@ -6,6 +6,7 @@ Stages between the second and the last have at most as many blocks as the second
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Protocol
 
@@ -35,13 +36,15 @@ def fullest(config: RunConfig, make: MakePlan, *, devices: int) -> Plan:
     """Plan of the stage that takes most memory, with the time of the slowest.
 
     Args:
-        make: Plans a device's work: of a whole model, or of the stage that `pipeline.planning` names.
+        make: Plans a device's work: of a whole model, or of the stage that `pipeline.PLANNED` names.
     """
     stages = config.distributed.pipeline
-    planned = []
-    for stage in sorted({0, 1, stages - 1}):
-        with pipeline.planning(stage):
-            planned.append(make(config, devices=devices))
+
+    def of(stage: int) -> Plan:
+        pipeline.PLANNED.set(stage)
+        return make(config, devices=devices)
+
+    planned = [copy_context().run(of, stage) for stage in sorted({0, 1, stages - 1})]
     batch = config.batch.model_copy(update={"tokens_per_device": planned[0].tokens_per_device})
     alone = config.model_copy(update={"batch": batch, "distributed": DistributedConfig()})
     with output_heads.whole_last_block(True):

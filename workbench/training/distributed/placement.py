@@ -13,7 +13,7 @@ from workbench.data.batching import MicroBatch
 from workbench.data.packing import RowLayout
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
-from workbench.training.distributed import pipeline, sequence, sharding, tensor_parallel, zero_offload
+from workbench.training.distributed import sequence, sharding, tensor_parallel, zero_offload
 from workbench.training.distributed.fsdp import FullySharded, ShardedReader
 from workbench.training.distributed.pipeline import Pipelined, Stages
 from workbench.training.distributed.sharding import Loss, Sharded, Trainable
@@ -90,7 +90,7 @@ class Placement:
         Where they do not, work is just done.
         """
         if self.config.pipeline > 1:
-            return Stages(model, pipeline.line(self.config, self.ranks)).read
+            return Stages(model, self.config, self.ranks).read
         if self.config.tensor > 1:
             tensor_parallel.cut(model, self.config, self.ranks)
             return _called

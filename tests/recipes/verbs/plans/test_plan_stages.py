@@ -18,7 +18,6 @@ from workbench.planning.step_time import Measured, Roofline, StepWork
 from workbench.recipes.load import load
 from workbench.recipes.verbs.plans import plan_stages
 from workbench.recipes.verbs.plans.plan import plan
-from workbench.runs.ranks import Ranks
 from workbench.training.distributed import pipeline
 
 STAGES, PASSES, TOKENS, UPDATE = 4, 6, 3000.0, 0.5
@@ -33,7 +32,7 @@ def made(config: RunConfig, *, devices: int) -> Plan:
     known = replace(known, work=work, notes=(f"of {devices}",), distributed=config.distributed)
     if config.distributed.pipeline == 1:
         return known
-    stage = pipeline.line(config.distributed, Ranks()).place
+    stage = pipeline.PLANNED.get()
     dry_run = replace(
         known.dry_run,
         at_peak={**known.dry_run.at_peak, "activations": ACTIVATIONS[stage] * COUNT},

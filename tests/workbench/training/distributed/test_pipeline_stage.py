@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -22,13 +23,15 @@ from transformers import (
 )
 from transformers.models.auto import AutoModelForCausalLM, AutoModelForMaskedLM
 
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.packing import filled
 from workbench.models.attention_backend import FAMILIES
-from workbench.training.distributed.pipeline import Line, Stages
+from workbench.runs.ranks import ALONE
+from workbench.training.distributed.pipeline import PLANNED, Stages
 
 SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
-SIZES: dict[str, Any] = {"vocab_size": 40, "num_hidden_layers": 5, "num_attention_heads": 2, "pad_token_id": 0}
+SIZES: dict[str, Any] = {"vocab_size": 40, "num_attention_heads": 2, "pad_token_id": 0}
 BACKBONES: dict[str, Any] = {
     kind.model_type: kind
     for kind in (
@@ -44,10 +47,12 @@ BACKBONES: dict[str, Any] = {
 }
 
 
-def backbone(family: str, *, tied: bool) -> nn.Module:
+def backbone(family: str, *, tied: bool, blocks: int = 5) -> nn.Module:
     wide = {"n_embd": 16} if family == "gpt2" else {"hidden_size": 16, "intermediate_size": 24, "head_dim": 8}
     torch.manual_seed(0)
-    config = BACKBONES[family](**SIZES, **wide, num_key_value_heads=2, tie_word_embeddings=tied)
+    config = BACKBONES[family](
+        **SIZES, **wide, num_hidden_layers=blocks, num_key_value_heads=2, tie_word_embeddings=tied
+    )
     auto = AutoModelForMaskedLM if family == "bert" else AutoModelForCausalLM
     model: nn.Module = auto.from_config(config).eval()
     return model
@@ -59,9 +64,22 @@ def in_memory(model: nn.Module) -> int:
     return sum(storages.values())
 
 
-def left_behind(left: list[Tensor], stage: int, hidden: Tensor) -> Tensor:
-    left.append(hidden)
-    return hidden
+def dealt(whole: nn.Module, place: int, size: int, schedule: str) -> tuple[nn.Module, Stages]:
+    """A copy of a model as the process of this place has it."""
+    model, section = copy.deepcopy(whole), DistributedConfig(pipeline=size, schedule=schedule)
+    PLANNED.set(place)
+    return model, Stages(model, section, ALONE)
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    yield
+    PLANNED.set(0)
+
+
+def logits(model: nn.Module, ids_BL: Tensor) -> Tensor:
+    found: Tensor = model(input_ids=ids_BL).logits
+    return found
 
 
 def test_all_families_are_known() -> None:
@@ -74,18 +92,12 @@ def test_stages_one_after_another_are_the_model(family: str, schedule: str) -> N
     whole, ids_BL = backbone(family, tied=family in ("gemma", "bert")), torch.arange(14).reshape(2, 7)
     with torch.no_grad():
         wanted = whole(input_ids=ids_BL).logits
-        hidden = torch.empty(0)
-        lines = [Line(place, 2, schedule) for place in range(2)]
-        processes = [(copy.deepcopy(whole), line) for line in lines]
-        by_place = [(model, Stages(model, line)) for model, line in processes]
-        for stage in range(lines[0].stages):
-            model, own = by_place[lines[0].holder(stage)]
-            left = [hidden]
-            with own.routed([stage], lambda _, like, left=left: left[0].view_as(like), partial(left_behind, left)):
-                logits = model(input_ids=ids_BL).logits
-            hidden = left[-1]
-            assert logits.shape == wanted.shape
-    assert torch.equal(logits, wanted)
+        processes = [dealt(whole, place, 2, schedule) for place in range(2)]
+        result: Tensor | None = None
+        for stage, place in enumerate(processes[0][1].holders):
+            model, own = processes[place]
+            result = own.compute(stage, result, partial(logits, model, ids_BL))
+    assert result is not None and torch.equal(result, wanted)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -95,9 +107,8 @@ def test_a_stage_holds_its_own_blocks_alone(tied: bool) -> None:
     ends = whole.get_submodule("lm_head").weight.nbytes  # type: ignore[union-attr,operator]
     norm = whole.get_submodule("model.norm").weight.nbytes  # type: ignore[union-attr,operator]
     for number, blocks in enumerate((2, 2, 1)):
-        model = copy.deepcopy(whole)
-        Stages(model, Line(number, 3))
-        held = blocks * one_block + norm + (0 if number == 1 else ends)
+        model, _ = dealt(whole, number, 3, "1f1b")
+        held = blocks * one_block + (norm if number == 2 else 0) + (0 if number == 1 else ends)
         assert (
             held <= in_memory(model) <= held + 4 * len(list(model.parameters()))
         )  # an element for each that is not here
@@ -110,26 +121,26 @@ def test_one_process_answers_for_each_parameter(tied: bool, schedule: str) -> No
     names = [name for name, _ in whole.named_parameters()]
     holders: dict[str, list[int]] = {name: [] for name in names}
     for place in range(2):
-        model = copy.deepcopy(whole)
-        own = Stages(model, Line(place, 2, schedule))
+        model, own = dealt(whole, place, 2, schedule)
         trains = {name for name, each in model.named_parameters() if each.requires_grad}
-        assert trains == {name for name in names if place in map(own.line.holder, own.stages_of[name])}
+        assert trains == {name for name in names if place in {own.holders[stage] for stage in own.stages_of[name]}}
         for name in trains:
             holders[name].append(place)
     for name, found in holders.items():
         apart = tied and name == "model.embed_tokens.weight" and schedule != "zero_bubble"
         assert found == ([0, 1] if apart else found[:1])
-        assert found[0] == own.line.holder(min(own.stages_of[name]))
+        assert found[0] == own.holders[min(own.stages_of[name])]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_stages_are_dealt_and_steps_are_filled_up(schedule: str, size: int) -> None:
-    lines = [Line(place, size, schedule) for place in range(size)]
-    assert sorted(stage for line in lines for stage in line.own) == list(range(lines[0].stages))
-    assert {line.head for line in lines} == {0 if schedule == "zero_bubble" else size - 1}
+    whole = backbone("llama", tied=False, blocks=2 * size)
+    processes = [dealt(whole, place, size, schedule)[1] for place in range(size)]
+    assert sorted(stage for each in processes for stage in each.own) == list(range(len(processes[0].holders)))
+    assert processes[0].holders[-1] == (0 if schedule == "zero_bubble" else size - 1)
     for count in range(1, 20):
-        step = lines[0].micro_batches(count)
+        step = processes[0].micro_batches(count)
         assert step >= max(count, size) and (schedule != "interleaved" or step % (step // size) == 0)
 
 
