@@ -114,11 +114,13 @@ class _Compared(RewardSource):
 
 @register
 class NumberReward(_Compared):
-    """1 where the answer's number is that of the row, else 0: the one behind `####`, or else the last one."""
+    r"""1 where the final answer is that of the row, else 0: it stands behind `####` or in `\boxed{}`, or is the last
+    number of the text. Fractions, powers, percent and grouped digits are read, units are left out; sets, intervals and
+    formulas need math-verify. The row must hold one number or one formula."""
 
     kind: Literal["number"] = "number"
     tolerance: NonNegativeFloat = 0.0
-    """By how much the two may differ; 0: they are equal, as exact decimals."""
+    """By how much two numbers may differ; 0: they are equal, as exact fractions."""
 
 
 @register

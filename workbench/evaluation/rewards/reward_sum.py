@@ -42,6 +42,7 @@ from workbench.evaluation.rewards.verifiers import (
     UnitTestVerifier,
     UserFunction,
     column,
+    reference,
 )
 from workbench.models import reward_model
 from workbench.models.reward_model import RewardModel
@@ -214,12 +215,13 @@ def build(sources: Sequence[RewardSource], *, read_from: tuple[Path, Trust] | No
 
 
 def require_columns(sources: Sequence[RewardSource], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise DataError for a row without a column that a reward reads, before anything is generated. `rows`: place and
-    columns of each row, by their names in the file."""
+    """Raise DataError for a row without a column that a reward reads, or whose number is none, before anything is
+    generated. `rows`: place and columns of each row, by their names in the file."""
     for place, columns in rows:
         for source in sources:
             for name in source.columns:
-                column(Answer("", "", row=columns, place=place), name, kind=source.kind)
+                answer = Answer("", "", row=columns, place=place)
+                reference(answer, name) if type(source) is NumberReward else column(answer, name, kind=source.kind)
 
 
 def digests(sources: Sequence[RewardSource]) -> dict[str, str]:

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,32 +22,19 @@ from workbench.data.rows import excerpt
 from workbench.data.text.generated_answers import Answer
 from workbench.data.time_limit import time_limit
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation.rewards import sandbox
+from workbench.evaluation.rewards import final_answers, math_equality, sandbox
+from workbench.evaluation.rewards.final_answers import FinalAnswer
 from workbench.evaluation.rewards.sandbox import SandboxLimits
 from workbench.schema import did_you_mean
 
 if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
-_MARK = "####"
-"""GSM8K writes the result after it."""
-_NUMBER = re.compile(
-    r"(?:(?<![\w.)])[-\u2212])?(?:[0-9]+(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3}\b)?"
-)
 _FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:\n?```|\Z)", re.DOTALL)
 _ANNOTATIONS = ("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples")
 """Keywords of a JSON schema that do not restrict values."""
 _MOST_THREADS = 8  # answers that are tested at the same time where `threads` is auto, at most
 SIGNATURE = "def {}(answers: list[Answer]) -> list[float]"
-
-
-def number_in(text: str) -> Decimal | None:
-    """The first number after the last `####`, or else the last number of the text; None where there is none."""
-    _, mark, behind = text.rpartition(_MARK)
-    numbers = _NUMBER.findall(behind if mark else text)
-    if not numbers:
-        return None
-    return Decimal(numbers[0 if mark else -1].replace(",", "").replace("\u2212", "-"))
 
 
 def fenced(text: str) -> str:
@@ -68,24 +54,46 @@ def column(answer: Answer, name: str, *, kind: str) -> Any:
     return answer.row[name]
 
 
+def reference(answer: Answer, name: str) -> FinalAnswer:
+    """The right answer of an answer's row. Raises DataError: the column holds neither one number nor one expression, or
+    an expression that no installed library compares."""
+    cell = column(answer, name, kind="number")
+    right = final_answers.of_reference(str(cell))
+    if right is None:
+        raise _no_reference(answer, name, "holds no number, or more than one")
+    if right.number is None and not math_equality.installed():
+        raise DataError(
+            f"{answer.place}: `{name}` is {excerpt(cell)}, which is not one number, and comparing sets, intervals and "
+            "formulas needs math-verify. Run: pip install 'peft-workbench[math]', or name another column."
+        )
+    return right
+
+
+def _no_reference(answer: Answer, name: str, problem: str) -> DataError:
+    return DataError(
+        f"{answer.place}: `{name}` {problem}, found {excerpt(answer.row[name])}. Correct the row, such as to `3/4` or "
+        "`#### 72`, or name another column as `answer` of the reward."
+    )
+
+
 class NumberVerifier:
-    """1 where the number in an answer equals that of its row, else 0."""
+    """1 where the final answer equals that of its row, else 0."""
 
     def __init__(self, config: NumberReward) -> None:
         self._config = config
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        return [self._score(answer) for answer in answers]
-
-    def _score(self, answer: Answer) -> float:
-        right = column(answer, self._config.answer, kind="number")
-        wanted, predicted = number_in(str(right)), number_in(answer.text)
-        if wanted is None:
-            raise DataError(
-                f"{answer.place}: `{self._config.answer}` holds no number, found {excerpt(right)}. Correct the row, or "
-                "name another column as `answer` of the reward."
-            )
-        return float(predicted is not None and abs(predicted - wanted) <= Decimal(str(self._config.tolerance)))
+        name, tolerance = self._config.answer, self._config.tolerance
+        right = [reference(answer, name) for answer in answers]
+        own = [final_answers.of_answer(answer.text) for answer in answers]
+        scores = [float(b is not None and a.equals(b, tolerance=tolerance)) for a, b in zip(right, own, strict=True)]
+        formulas = [n for n, (a, b) in enumerate(zip(right, own, strict=True)) if a.number is None and b is not None]
+        pairs = [(right[n].expression, b.expression) for n in formulas if (b := own[n]) is not None]
+        for n, verdict in zip(formulas, math_equality.equal(pairs), strict=True):
+            if verdict is None:
+                raise _no_reference(answers[n], name, "has no mathematical meaning")
+            scores[n] = float(verdict)
+        return scores
 
 
 class PatternVerifier:
