@@ -1,14 +1,15 @@
 """A queue of commands, each in a process of its own, one at a time, so that no two compete for a device.
 
-The queue is on disk: a running command continues when the server ends, and the next server takes it over.
+The queue is on disk: a running command continues when the server ends, and the next server takes it over. It stands in
+the user's own state folder, never in the folder of runs, which may come from anybody.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+from pydantic import TypeAdapter, ValidationError
 
 from workbench.cli.ui.run_folder import is_live
 from workbench.errors import ConfigError, WorkbenchError
@@ -50,6 +52,33 @@ class QueuedCommand:
     ended: float | None = None
 
 
+def _command(job: QueuedCommand) -> list[str]:
+    return [sys.executable, "-m", "workbench.cli", *job.words]
+
+
+_JOBS = TypeAdapter(list[QueuedCommand])
+
+
+def state_folder(runs: Path) -> Path:
+    """The folder of the queue of a folder of runs; XDG_STATE_HOME moves it.
+
+    Raises:
+        ConfigError: It cannot be made, or another user could write in it.
+    """
+    base = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "peft-workbench" / "queues"
+    folder = base / hashlib.sha256(os.fsencode(runs.resolve())).hexdigest()[:32]
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot be written ({error.strerror}). Set XDG_STATE_HOME to a folder of yours."
+        ) from None
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise ConfigError(f"{folder}: others may write in it. Write `chmod 700 {folder}`, or set XDG_STATE_HOME.")
+    return folder
+
+
 class JobQueue:
     """The jobs of a folder of runs.
 
@@ -58,9 +87,9 @@ class JobQueue:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._runs, self._folder = folder, folder / ".queue"
+        self._runs, self._folder = folder, state_folder(folder)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._runs.mkdir(parents=True, exist_ok=True)
             lock = (self._folder / "lock").open("a")
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -77,15 +106,20 @@ class JobQueue:
         """Why the queue is stuck; empty where it is not."""
 
     def _read(self) -> list[QueuedCommand]:
-        records = files.read_json(self._folder / "jobs.json").get("jobs", [])
-        return [QueuedCommand(**{**job, "words": tuple(job["words"])}) for job in records]
+        path = self._folder / "jobs.json"
+        try:
+            return _JOBS.validate_json(path.read_bytes()) if path.exists() else []
+        except (ValidationError, OSError):
+            os.replace(path, path.with_suffix(".damaged"))
+            _log.warning(f"{path}: damaged, so that the queue begins anew. What it held is in {path.stem}.damaged.")
+            return []
 
     def _write(self) -> None:
         over = [job.number for job in self._jobs.values() if job.state in OVER]
         for number in over[:-_KEPT]:
             del self._jobs[number]
             self._printed(number).unlink(missing_ok=True)
-        files.write_json(self._folder / "jobs.json", {"jobs": [asdict(job) for job in self._jobs.values()]})
+        files.write_json(self._folder / "jobs.json", [asdict(job) for job in self._jobs.values()])
 
     def close(self) -> None:
         """Release the folder. A running command continues."""
@@ -126,9 +160,9 @@ class JobQueue:
             return False
         if job.state == "waiting":
             self._change(job, state="stopped", ended=time.time())
-        elif job.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(job.pid, signal.SIGTERM)
+        elif (process := self._process(job)) is not None:
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                process.terminate()
             self._change(job, state="stopping")
         return True
 
@@ -136,7 +170,7 @@ class JobQueue:
         """Start the next command if the running one has ended."""
         for job in self.jobs:
             if job.state in ("running", "stopping"):
-                if self._alive(job):
+                if self._process(job) is not None:
                     return
                 self._change(job, state=self._outcome(job), ended=time.time())
                 self._child = None
@@ -145,7 +179,7 @@ class JobQueue:
                 keeps = {run_log.CONSOLE: str(self._printed(job.number))} if job.verb == "run" else {}
                 with self._printed(job.number).open("wb") as log:
                     self._child = subprocess.Popen(
-                        [sys.executable, "-m", "workbench.cli", *job.words],
+                        _command(job),
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
@@ -167,14 +201,20 @@ class JobQueue:
         else:
             self.trouble = ""
 
-    def _alive(self, job: QueuedCommand) -> bool:
+    def _process(self, job: QueuedCommand) -> psutil.Process | subprocess.Popen[bytes] | None:
+        """The process that carries out a job; None where it has ended.
+
+        The file may name any process: it is the job's where its beginning, its user and its words are the job's, too.
+        """
         if self._child is not None and self._child.pid == job.pid:
-            return self._child.poll() is None
+            return self._child if self._child.poll() is None else None
         try:
             process = psutil.Process(job.pid)
-            return bool(process.create_time() == job.born) and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
+            words = process.cmdline()[-len(job.words) - 2 :]
+            known = (process.create_time(), process.uids().real, words) == (job.born, os.getuid(), _command(job)[1:])
+            return process if known and process.status() != psutil.STATUS_ZOMBIE else None
+        except (psutil.Error, ValueError, OverflowError):
+            return None
 
     def _outcome(self, job: QueuedCommand) -> State:
         """How a job ended, by its exit status or, if another server started it, by the run's manifest."""

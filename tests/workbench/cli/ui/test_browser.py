@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.workbench.cli.ui.made_runs import HOSTILE, log, make_run, row, served, write_layers, write_samples
+from workbench.cli.ui.job_queue import state_folder
 from workbench.runs import evaluation_request
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the extra `browser`")
@@ -120,9 +121,8 @@ def test_hostile_rows_are_text(chromium: Any, page: Any, folder: Path) -> None:
 def test_the_report_and_the_last_log_stand_on_the_page_of_a_run(page: Any, folder: Path) -> None:
     make_run(folder, "over", steps=20, text="<script>document.title = 1</script><b>a table</b>")
     job = {"number": 7, "verb": "run", "words": ["sft/quickstart"], "run": "over", "state": "failed"}
-    (folder / ".queue").mkdir(exist_ok=True)
-    (folder / ".queue" / "jobs.json").write_text(json.dumps({"jobs": [job]}))
-    (folder / ".queue" / "7.log").write_text("Error: no room on the disk.\n")
+    (state_folder(folder) / "jobs.json").write_text(json.dumps([job]))
+    (state_folder(folder) / "7.log").write_text("Error: no room on the disk.\n")
     with served(folder) as address:
         _open(page, address, "#/run/over")
         assert page.locator("iframe").count() == 0, "it is read when somebody wants it"

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import logging
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from workbench.cli.ui.job_queue import JobQueue
+from workbench.cli.ui.job_queue import JobQueue, QueuedCommand, state_folder
+from workbench.errors import ConfigError
 
 QUICK = ("--help",)
 """Words with which any verb ends at once, and well."""
@@ -66,12 +74,12 @@ def test_the_log_of_a_run_is_that_of_its_job_once_it_is_there(tmp_path: Path) ->
     queue = JobQueue(tmp_path)
     with _live_run(tmp_path / "elsewhere"):
         trains, scores = (queue.add(verb, QUICK, run="first").number for verb in ("run", "evaluate"))
-        here = tmp_path / ".queue" / f"{trains}.log"
+        here = state_folder(tmp_path) / f"{trains}.log"
         here.write_text("Loading torch ...\n")
         assert queue.log(trains) == here
         here.unlink()  # as the run does that takes its place
         assert queue.log(trains) == tmp_path / "first" / "log.txt"
-        assert queue.log(scores) == tmp_path / ".queue" / f"{scores}.log"
+        assert queue.log(scores) == state_folder(tmp_path) / f"{scores}.log"
     queue.close()
 
 
@@ -80,7 +88,7 @@ def test_a_job_that_fails_before_its_run_has_a_directory_keeps_its_own_log(tmp_p
     queue = JobQueue(tmp_path)
     number = queue.add("run", ("no/recipe", "--out", str(tmp_path / "first")), run="first").number
     _until(queue, lambda: _states(queue) == ["failed"])
-    assert queue.log(number).parent == tmp_path / ".queue" and "no/recipe" in queue.log(number).read_text()
+    assert queue.log(number).parent == state_folder(tmp_path) and "no/recipe" in queue.log(number).read_text()
     queue.close()
 
 
@@ -114,3 +122,84 @@ def test_commands_run_one_after_another_and_outlive_their_server(tmp_path: Path)
     assert began == sorted(began)
     queue.close()
     assert left._child is not None and left._child.wait() == 0
+
+
+def test_a_queue_in_the_folder_of_runs_is_nobodys(tmp_path: Path) -> None:
+    """Whoever made the folder wrote it."""
+    planted = tmp_path / ".queue" / "jobs.json"
+    planted.parent.mkdir()
+    job = asdict(QueuedCommand(1, "ls", ("ls", "recipes"), "x"))
+    planted.write_text(json.dumps({"jobs": [job, {**job, "number": 2, "state": "running", "pid": os.getpid()}]}))
+    queue = JobQueue(tmp_path)
+    queue.go_on()
+    assert queue.jobs == [] and queue.trouble == "" and not state_folder(tmp_path).is_relative_to(tmp_path / ".queue")
+    queue.close()
+
+
+FOREIGN = {
+    "another beginning": {"born": 1.0},
+    "no beginning": {"born": None},
+    "other words": {},
+    "no process": {"pid": None},
+    "no such process": {"pid": 2**22 + 1},
+    "a pid that is none": {"pid": -1},
+    "a pid beyond all": {"pid": 2**70},
+}
+
+
+@pytest.mark.parametrize("facts", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("state", ["running", "stopping"])
+def test_no_process_is_ended_or_waited_for_that_is_not_the_jobs(
+    tmp_path: Path, facts: dict[str, Any], state: str
+) -> None:
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        own = {"pid": sleeper.pid, "born": psutil.Process(sleeper.pid).create_time(), "state": state, **facts}
+        job = asdict(QueuedCommand(1, "run", ("run", "x"), "x"))
+        (state_folder(tmp_path) / "jobs.json").write_text(json.dumps([{**job, **own}]))
+        queue = JobQueue(tmp_path)
+        queue.stop(1)
+        queue.go_on()
+        assert _states(queue) == ["failed"] and queue.trouble == "" and sleeper.poll() is None
+        queue.close()
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_a_job_of_an_earlier_server_is_known_and_stopped(tmp_path: Path) -> None:
+    words = ("run", "x")
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-m", "workbench.cli", *words])
+    try:
+        job = QueuedCommand(1, "run", words, "x", "running", process.pid, psutil.Process(process.pid).create_time())
+        (state_folder(tmp_path) / "jobs.json").write_text(json.dumps([asdict(job)]))
+        queue = JobQueue(tmp_path)
+        queue.go_on()
+        assert _states(queue) == ["running"] and queue.stop(1) and process.wait(10) == -15
+        queue.go_on()
+        assert _states(queue) == ["failed"]
+        queue.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+DAMAGED = ["", "{", "[" * 100_000, "{}", '{"jobs": []}', "[1]", '[{"number": "x"}]', '[{"number": 1}]', "\x00", "null"]
+DAMAGED += ['[{"number": 1, "verb": "run", "words": 3, "run": "x"}]', '"\\ud800"']
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_queue_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
+    path = state_folder(tmp_path) / "jobs.json"
+    path.write_text(text)
+    with caplog.at_level(logging.WARNING):
+        queue = JobQueue(tmp_path)
+    assert queue.jobs == [] and "damaged" in caplog.text and path.with_suffix(".damaged").read_text() == text
+    queue.close()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_queue_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    state_folder(tmp_path).chmod(mode)
+    with pytest.raises(ConfigError, match="others may write in it"):
+        JobQueue(tmp_path)

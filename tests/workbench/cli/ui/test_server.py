@@ -15,7 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.workbench.cli.ui.made_runs import HOSTILE, TOKEN, asked, log, make_run, served, write_layers, write_samples
-from workbench.cli.ui.job_queue import JobQueue
+from workbench.cli.ui.job_queue import JobQueue, state_folder
 from workbench.cli.ui.run_folder import RunFolder
 from workbench.cli.ui.server import STATIC, Access, EventSource, Page, Watched
 from workbench.errors import ConfigError
@@ -291,7 +291,7 @@ def test_mistakes_of_a_form_come_with_their_place(client: TestClient) -> None:
 def test_a_malformed_form_starts_nothing(client: TestClient, folder: Path, body: Any) -> None:
     found = client.post("/api/form/start", json=body, headers=PERMITTED)
     assert found.status_code in (400, 422), found.text
-    assert not (folder / ".queue" / "jobs.json").exists()
+    assert not (state_folder(folder) / "jobs.json").exists()
 
 
 def test_code_is_executed_only_by_check_and_run(client: TestClient, folder: Path) -> None:
