@@ -13,9 +13,11 @@ import textwrap
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 from typing_extensions import Self
@@ -59,6 +61,24 @@ def _share(field: JsonSchemaValue, text: str) -> str | None:
     if beginning is None or not any(each.get("type") == "number" for each in numbers):
         return None
     return "share, as a fraction of 1" if beginning["what"].startswith("Share") else "probability"
+
+
+class NamesCode:
+    """Marks a setting by which Python code is executed, for `code` to find: `hook: Annotated[Path, NamesCode()]`."""
+
+
+CodeFile = Annotated[Path, NamesCode()]
+"""A Python file that is executed."""
+MayExecute = Annotated[bool, NamesCode()]
+"""Permission to execute the Python code that another setting's folder or run names."""
+
+
+@dataclass(frozen=True)
+class HoldsSettings:
+    """Marks a setting that holds settings of other runs."""
+
+    read: Callable[[Any], Mapping[str, Mapping[str, Any]]]
+    """The sections of each run by its name, from the value of the setting."""
 
 
 class Section(BaseModel):
@@ -333,6 +353,77 @@ def _at(section: type[Section], path: Sequence[int | str], values: Any) -> type[
         (section,) = [c for c in _choices(section.model_fields[part].annotation) if issubclass(c, Section)]
         section = section.section_for(values)
     return section
+
+
+@dataclass(frozen=True)
+class CodeSetting:
+    """A setting of a configuration by which Python code is executed."""
+
+    place: tuple[Any, ...]
+    value: Any
+    section: type[Section]
+    """That has the setting."""
+    of_member: bool = False
+    """Whether it stands in the settings of another run (`HoldsSettings`)."""
+
+    @property
+    def key(self) -> str:
+        """Its place as it is written, such as `data.curriculum.function`."""
+        return ".".join(map(str, self.place))
+
+
+def code(
+    section: type[Section], values: Any, place: tuple[Any, ...] = (), *, whole: type[Section] | None = None
+) -> Iterator[CodeSetting]:
+    """Yield the settings in `values` that have code executed, wherever the section has a field that `NamesCode` marks.
+
+    Args:
+        values: As they stand in a file: they need not be valid.
+        whole: The section of a whole run, where `section` is a part of it.
+    """
+    whole, section = whole or section, section.section_for(values)
+    for name, field in section.model_fields.items() if isinstance(values, Mapping) else ():
+        value, at = values.get(name), (*place, name)
+        if value and names_code(field):
+            yield CodeSetting(at, value, section)
+        for mark in field.metadata:
+            for member, own in mark.read(value).items() if value and isinstance(mark, HoldsSettings) else ():
+                for found in code(whole, own):
+                    yield CodeSetting((*at, member, *found.place), found.value, found.section, of_member=True)
+        for inner, each, below in _sections_in(field.annotation, value, at):
+            yield from code(inner, each, below, whole=whole)
+
+
+def names_code(field: FieldInfo) -> bool:
+    """Whether Python code is executed by a field of a section."""
+    return any(isinstance(mark, NamesCode) for mark in [*field.metadata, *_marks(field.annotation)])
+
+
+def _marks(annotation: Any) -> Iterator[Any]:
+    """Yield what annotates a type and the types that it is made of, without the fields of sections."""
+    yield from getattr(annotation, "__metadata__", ())
+    for part in get_args(annotation):
+        yield from _marks(part)
+
+
+def _sections_in(
+    annotation: Any, value: Any, place: tuple[Any, ...]
+) -> Iterator[tuple[type[Section], Any, tuple[Any, ...]]]:
+    """Yield the sections that a value of this type holds, each with its own value and place."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is None:
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            yield annotation, value, place
+    elif isinstance(value, (list, tuple)) and origin in (list, tuple):
+        for number, each in enumerate(value):
+            for part in parts:
+                yield from _sections_in(part, each, (*place, number))
+    elif isinstance(value, Mapping) and origin is dict:
+        for key, each in value.items():
+            yield from _sections_in(parts[1], each, (*place, key))
+    elif origin not in (list, tuple, dict):  # a union, or what is annotated
+        for part in parts:
+            yield from _sections_in(part, value, place)
 
 
 def families(section: type[Section], place: str = "") -> dict[str, type[Tagged]]:

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from pydantic import ValidationError
+
+from workbench import schema
+from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.runs import files
+from workbench.schema import Section
 
-_EMBEDDERS = ("duplicates", "correction", "rerank")
-"""Sections that name another run, with a key `trust`."""
-_KEYS = (
-    ("plugins",),
-    ("tta", "function"),
-    ("model", "trust_remote_code"),
-    *((section, "trust") for section in _EMBEDDERS),
-)
 _log = logging.getLogger(__name__)
 
 
@@ -35,35 +35,42 @@ class Trust:
 
 def code(values: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a configuration that execute Python code, as `section.key`, with their values."""
-    code_values = {}
-    for path in _KEYS:
-        value: Any = values
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value:
-            code_values[".".join(path)] = value
-    return code_values
+    return {setting.key: setting.value for setting in schema.code(RunConfig, values)}
 
 
 def without(values: Mapping[str, Any], folder: Path, trust: Trust) -> dict[str, Any]:
     """The configuration in the run directory `folder` without the code that it names.
 
+    A section that is nothing without its code has its defaults. What a section must name stays, such as the file of a
+    reward: whoever builds rewards asks for trust himself. So do settings of a fleet's members, which never are read.
+
     Raises:
         ConfigError: The run's predictions need the code.
     """
-    named, safe_values = code(values), dict(values)
-    if "plugins" in named:
-        safe_values["plugins"] = []
-    if "model.trust_remote_code" in named:
-        safe_values["model"] = {**values["model"], "trust_remote_code": False}
-    for section in _EMBEDDERS:
-        if f"{section}.trust" in named:
-            safe_values[section] = {**values[section], "trust": False}
-    if "tta.function" in named:
-        if files.read_json(folder / "decision.json").get("tta") is not None:
-            raise refused(folder, f"its predictions need tta.function={named['tta.function']}", trust)
-        safe_values["tta"] = {}  # its views did not help, so that predictions do not use them
+    safe_values = deepcopy(dict(values))
+    for setting in schema.code(RunConfig, values):
+        *above, name = setting.place
+        if setting.of_member or setting.section.model_fields[str(name)].is_required():
+            continue
+        if setting.key == "tta.function" and files.read_json(folder / "decision.json").get("tta") is not None:
+            raise refused(folder, f"its predictions need tta.function={setting.value}", trust)
+        try:
+            own = reduce(getitem, above, cast(Any, safe_values))
+        except KeyError:
+            continue  # left out with another setting of its section
+        whole = above and isinstance(above[-1], str) and _is_valid(setting.section, own)
+        del own[name]
+        if whole and not _is_valid(setting.section, own):
+            del reduce(getitem, above[:-1], cast(Any, safe_values))[above[-1]]
     return safe_values
+
+
+def _is_valid(section: type[Section], values: Any) -> bool:
+    try:
+        section.model_validate(values)
+    except ValidationError:
+        return False
+    return True
 
 
 def say(values: Mapping[str, Any], folder: Path, trust: Trust) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -12,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from workbench import report
+from workbench import report, schema
 from workbench.adapters import METHODS
-from workbench.config import RunConfig
+from workbench.config import RunConfig, plugins
 from workbench.config.sections.distill_config import TeacherConfig
 from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.distillation import teacher_sources
@@ -23,17 +24,53 @@ from workbench.recipes.verbs import evaluate, generate
 from workbench.recipes.verbs.combine import combine_runs
 from workbench.recipes.verbs.export import export
 from workbench.recipes.verbs.merge import merge
-from workbench.runs import run_directory
+from workbench.runs import run_directory, trust
 from workbench.runs.trust import Trust
+from workbench.schema import Section
 
+NAMING: dict[str, dict[str, Any]] = {
+    "plugins": {"plugins": ["x.py"]},
+    "model.trust_remote_code": {"model": {"id": "starter", "trust_remote_code": True}},
+    "tta.function": {"recipe": "crossval", "tta": {"views": ["user"], "function": "x.py"}, "data": {"train": "r.csv"}},
+    "data.curriculum.function": {"data": {"train": "r.jsonl", "curriculum": {"by": "function", "function": "x.py"}}},
+    "data.sampling.trust": {
+        "data": {"train": "r.jsonl", "sampling": {"by": "tokens", "reference": "r", "trust": True}}
+    },
+    "prefer.trust": {"recipe": "prefer", "prefer": {"reference": "r", "start": "s", "trust": True}},
+    "reinforce.trust": {
+        "recipe": "reinforce",
+        "reinforce": {"start": "s", "trust": True},
+        "rewards": [{"kind": "number"}],
+    },
+    "distill.teacher.trust": {"recipe": "distill", "distill": {"teacher": {"id": "r", "trust": True}}},
+    "duplicates.trust": {"recipe": "crossval", "duplicates": {"features": 0.9, "embedder": "r", "trust": True}},
+    "correction.trust": {
+        "recipe": "crossval",
+        "of": "classify",
+        "correction": {"neighbours": [5], "embedder": "r", "trust": True},
+    },
+    "rerank.trust": {"recipe": "rerank", "rerank": {"embedder": "r", "mine": 3, "trust": True}},
+    "rewards.0.trust": {"recipe": "reinforce", "rewards": [{"kind": "model", "run": "r", "trust": True}]},
+    "rewards.0.file": {"recipe": "reinforce", "rewards": [{"file": "x.py"}]},
+    "fleet.members.ann.plugins": {"recipe": "fleet", "fleet": {"members": {"ann": {"plugins": ["x.py"]}}}},
+    "fleet.members.ann.data.curriculum.function": {
+        "recipe": "fleet",
+        "fleet": {"members": {"ann": {"data": {"train": "r.jsonl"}, "data.curriculum.function": "x.py"}}},
+    },
+}
+"""Each setting that names code, in a configuration of a run."""
 METHOD = """
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 from workbench.adapters import Method, MethodInfo, register
+from workbench.schema import CodeFile, NamesCode
 
 @register
 class Foreign(Method):
     about: ClassVar = {"foreign": MethodInfo("nothing", "none")}
     method: Literal["foreign"]
+    hook: Annotated[Path, NamesCode()] = Path()
+    hooks: dict[str, tuple[CodeFile, ...]] = {}
 """
 READERS: dict[str, Callable[[Path, bool], Any]] = {
     "generate": lambda run, trust: generate.generate(run, "What comes after 1?", max_new_tokens=1, trust=trust),
@@ -110,6 +147,44 @@ def test_a_method_that_only_a_plugin_knows_needs_trust(foreign: Path) -> None:
         run_directory.shipped_config(foreign)
     assert run_directory.shipped_config(foreign, Trust(given=True)).adapter.method == "foreign"
     del METHODS["foreign"]
+
+
+def test_a_setting_that_is_new_and_names_code_is_found_by_its_type(foreign: Path) -> None:
+    """A method of a plugin has two, in a section that nothing else knows."""
+    (foreign / "plugin.py").write_text(METHOD)
+    plugins.load([foreign / "plugin.py"])
+    hooks = {"hook": "x.py", "hooks": {"after": ["y.py"]}}
+    values = {"recipe": "sft", "adapter": {"method": "foreign", **hooks}, "data": {"train": "rows.jsonl"}}
+    assert trust.code(values) == {"adapter.hook": "x.py", "adapter.hooks": {"after": ["y.py"]}}
+    left = trust.without(values, foreign, Trust())
+    assert left == {**values, "adapter": {"method": "foreign"}} and values["adapter"] == {"method": "foreign", **hooks}
+    del METHODS["foreign"]
+
+
+@pytest.mark.parametrize("key", NAMING)
+def test_each_setting_that_names_code_is_found_and_left_out(key: str, tmp_path: Path) -> None:
+    values = {"recipe": "sft", "data": {"train": "rows.jsonl"}, **NAMING[key]}
+    assert list(trust.code(values)) == [key]
+    left = trust.without(values, tmp_path, Trust())
+    kept = key == "rewards.0.file" or key.startswith("fleet.")  # whoever builds rewards asks; members are not read
+    assert list(trust.code(left)) == ([key] if kept else [])
+    if not key.startswith("fleet."):
+        RunConfig.model_validate(left)
+
+
+def test_every_setting_of_that_kind_is_marked_and_every_marked_one_is_tried() -> None:
+    """By what their docstrings say."""
+    sections: list[type[Section]] = [Section]
+    for section in sections:
+        sections += section.__subclasses__()
+    own = [each for each in sections if each.__module__.startswith("workbench.")]
+    fields = [(each, name) for each in own for name in each.__annotations__ if name in each.model_fields]
+    marked = {name for each, name in fields if schema.names_code(each.model_fields[name])}
+    for each, name in fields:
+        text = schema._field_docstrings(each).get(name, "")
+        says = re.search(r"Python file|([Ee]xecute|Run) (the )?Python code|[Oo]nly (a file|one) you trust", text)
+        assert schema.names_code(each.model_fields[name]) == bool(says), f"{each.__name__}.{name}: {text}"
+    assert marked == {key.rpartition(".")[2] for key in NAMING}
 
 
 def test_views_that_a_run_uses_need_trust_and_others_are_left_out(foreign: Path) -> None:

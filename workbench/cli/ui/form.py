@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+import json
 import multiprocessing
 import os
 import re
@@ -20,7 +21,7 @@ from typing import Any
 from workbench import recipes
 from workbench.cli.ui.run_folder import flat
 from workbench.config import reference
-from workbench.config.yaml_text import read_yaml
+from workbench.config.yaml_text import override, read_yaml
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.recipes.load import load
 from workbench.runs import trust
@@ -75,10 +76,14 @@ def mistakes(name: str, answers: Answers) -> list[tuple[str, str]]:
         return list(error.mistakes) or [(ROOT, str(error))]
 
 
-def code(name: str, answers: Answers) -> list[str]:
-    """Settings that execute Python code, in the recipe or in the answers; raises ConfigError for unknown recipes."""
-    named = trust.code(read_yaml(recipes.find(name)))
-    return [*named, *(key for key in answers if key in ("plugins", "tta.function", "model.trust_remote_code"))]
+def code(name: str, answers: Answers) -> dict[str, str]:
+    """Settings of a recipe with answers that execute Python code, with their values; read as the run reads them.
+
+    Raises:
+        ConfigError: There is no such recipe, or an answer is no setting.
+    """
+    named = trust.code(override(read_yaml(recipes.find(name)), words(answers)))
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in named.items()}
 
 
 def require_name(name: str, taken: Sequence[str]) -> None:

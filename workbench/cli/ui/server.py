@@ -28,8 +28,9 @@ from workbench.cli.ui import form
 from workbench.cli.ui.job_queue import JobQueue
 from workbench.cli.ui.run_chat import Chat
 from workbench.cli.ui.run_folder import RunFolder
+from workbench.config.yaml_text import read_yaml
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.runs import evaluation_request, run_log
+from workbench.runs import evaluation_request, run_log, trust
 from workbench.runs.http_server import LOOPBACK, without_port
 
 STATIC = Path(__file__).parent / "static"
@@ -222,16 +223,16 @@ class Page:
         return [*there, *(job.run for job in self._queue.jobs if self._queue.busy(job.run))]
 
     async def _mistakes(self, request: Request) -> Any:
-        name, answers, _ = await _form(request)
+        name, answers, _ = _answers(await _body(request))
         errors = await asyncio.to_thread(form.mistakes, name, answers)
-        return {"mistakes": errors, "code": [] if errors else form.code(name, answers)}
+        return {"mistakes": errors, "code": {} if errors else form.code(name, answers)}
 
     async def _check(self, request: Request) -> Any:
-        name, answers, _ = await _form(request)
+        name, answers, _ = await _permitted(request)
         return await self._looked(request, form.inspect, name, form.words(answers))
 
     async def _plan(self, request: Request) -> Any:
-        name, answers, _ = await _form(request)
+        name, answers, _ = await _permitted(request)
         return await self._looked(request, form.plan, name, form.words(answers))
 
     async def _looked(self, request: Request, ask: form.Ask, name: str, words: Sequence[str]) -> Any:
@@ -247,7 +248,7 @@ class Page:
             gone.cancel()
 
     async def _start(self, request: Request) -> Any:
-        name, answers, run = await _form(request)
+        name, answers, run = await _permitted(request)
         if errors := await asyncio.to_thread(form.mistakes, name, answers):
             return JSONResponse({"mistakes": errors}, 422)
         form.require_name(run, self._taken())
@@ -259,9 +260,9 @@ class Page:
         page = await asyncio.to_thread(self._runs.page, name)
         if not page["resumable"] or self._queue.busy(name):
             raise ConfigError(f"{name} is {page['status']}: there is nothing to resume.")
-        if page["code"]:
-            raise ConfigError(f"{name} names Python code ({', '.join(page['code'])}). Resume it in a terminal.")
         path = self._runs.path / name
+        if code := trust.code(read_yaml(path / "config.yaml")):
+            raise ConfigError(f"{name} names Python code ({', '.join(code)}). Resume it in a terminal.")
         job = self._queue.add("run", [str(path / "config.yaml"), "--out", str(path), "--resume"], run=name)
         return {"job": job.number, "run": name}
 
@@ -312,7 +313,8 @@ def _answered(handler: Callable[[Request], Awaitable[Any]]) -> Callable[[Request
         try:
             reply = await handler(request)
         except WorkbenchError as error:
-            return JSONResponse({"error": str(error)}, 422)
+            asks = {"code": error.code} if isinstance(error, _Asks) else {}
+            return JSONResponse({"error": str(error), **asks}, 422)
         return reply if isinstance(reply, Response) else JSONResponse(reply)
 
     return answer
@@ -334,9 +336,26 @@ async def _body(request: Request) -> dict[str, Any]:
     return payload
 
 
-async def _form(request: Request) -> tuple[str, Mapping[str, str], str]:
-    """The recipe, what was answered, and the name of the run."""
+class _Asks(WorkbenchError):
+    """Python code would be executed, and nobody has permitted exactly that."""
+
+    def __init__(self, code: Mapping[str, str]) -> None:
+        super().__init__(f"This executes Python code: {', '.join(f'{key}={value}' for key, value in code.items())}.")
+        self.code = code
+
+
+async def _permitted(request: Request) -> tuple[str, Mapping[str, str], str]:
+    """As `_answers`, where the request permits the code that would be executed; raises `_Asks` otherwise."""
     body = await _body(request)
+    name, answers, run = _answers(body)
+    code = await asyncio.to_thread(form.code, name, answers)
+    if code and body.get("code") != code:
+        raise _Asks(code)
+    return name, answers, run
+
+
+def _answers(body: Mapping[str, Any]) -> tuple[str, Mapping[str, str], str]:
+    """The recipe, what was answered, and the name of the run."""
     recipe, answers, run = body.get("recipe"), body.get("answers", {}), body.get("run", "")
     plain = isinstance(answers, dict) and all(isinstance(value, str) for value in answers.values())
     if not isinstance(recipe, str) or not isinstance(run, str) or not plain:

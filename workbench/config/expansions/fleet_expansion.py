@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from workbench.adapters import Method
 from workbench.config.expansions import member_runs
 from workbench.config.expansions.member_runs import LONGEST_NAME, Run, Trial
-from workbench.config.sections.fleet_config import of_folder
+from workbench.config.sections.fleet_config import merged, nested, of_folder
 from workbench.config.sections.run_sections import RunSections
 from workbench.schema import ROOT, explain
 
@@ -43,7 +43,7 @@ def with_rows(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(data, Mapping) or data.get("train") or data.get("sources"):
         return values
     members = of_folder(fleet.get("members")) if isinstance(fleet, Mapping) else None
-    each = map(_nested, members.values()) if isinstance(members, Mapping) else ()
+    each = map(nested, members.values()) if isinstance(members, Mapping) else ()
     first: Mapping[str, Any] = next((own["data"] for own in each if isinstance(own.get("data"), Mapping)), {})
     rows = {key: first[key] for key in ("train", "sources") if key in first}
     return {**values, "data": {**data, **(rows or {"train": "fleet.members.NAME.data.train"})}}
@@ -59,7 +59,7 @@ def trials(config: Run) -> list[Trial[Run]]:
     base = {**config.model_dump(mode="json"), **config.as_task(), "fleet": {}}
     members, mistakes = list[Trial[Run]](), list[tuple[str, str]]()
     for number, (name, settings) in enumerate(config.fleet.members.items()):
-        values = _over(base, _nested(settings))
+        values = _over(base, nested(settings))
         try:
             run = type(config).model_validate(values)
         except ValidationError as error:
@@ -151,7 +151,7 @@ def _foreign(config: RunSections) -> Iterator[tuple[str, str]]:
                 f"the members of a fleet share {key}: one backbone, whose rows are computed together. "
                 f"Write {section if not rest else key} beside fleet.members, or train {name} in a run of its own.",
             )
-        data = _nested(settings).get("data")
+        data = nested(settings).get("data")
         if not isinstance(data, Mapping) or not (data.get("train") or data.get("sources")):
             yield f"{place}.data.train", f"the rows of {name} are missing. Write data.train=FILE."
 
@@ -166,31 +166,13 @@ def _over(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any
     if isinstance(data, Mapping):
         kept["data"] |= {"train": "", "sources": {}}
         kept["data"] |= {key: dict[str, str]() for key in ("held_out", "test") if isinstance(data.get(key), Mapping)}
-    return _merged(kept, settings)
-
-
-def _merged(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    both = dict(base)
-    for key, value in settings.items():
-        inner = both.get(key)
-        both[key] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
-    return both
-
-
-def _nested(settings: Any) -> dict[str, Any]:
-    """Settings with dotted keys as sections in each other."""
-    result: dict[str, Any] = {}
-    for key, value in settings.items() if isinstance(settings, Mapping) else ():
-        first, _, rest = str(key).partition(".")
-        inner = _nested({rest: value}) if rest else _nested(value) if isinstance(value, Mapping) else value
-        result = _merged(result, {first: inner})
-    return result
+    return merged(kept, settings)
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by section and key: {adapter.rank: 8}."""
     keys: dict[str, Any] = {}
-    for section, value in _nested(settings).items():
+    for section, value in nested(settings).items():
         keys |= (
             {f"{section}.{key}": each for key, each in value.items()}
             if isinstance(value, Mapping)

@@ -23,7 +23,7 @@ from workbench.config.sections.curriculum_config import CurriculumConfig, Length
 from workbench.config.sections.sampling_config import SamplingConfig, SelectConfig
 from workbench.config.sections.sources_config import MixConfig, SourceConfig, StreamingConfig
 from workbench.config.sections.text_augment_config import TextAugmentConfig
-from workbench.schema import Section, Unit, did_you_mean
+from workbench.schema import MayExecute, Section, Unit, did_you_mean
 
 WEIGHT = "weight"
 """Column with how often a training row counts, which is read only where `data.columns` names it."""
@@ -71,7 +71,7 @@ class ModelConfig(Section):
     """Statistics of batch normalisation (ResNet, EfficientNet, MobileNetV2): `frozen`, those of pretraining, also in
     training, so that no row depends on those beside it. `trained` is refused, and says why. Factors and biases train
     with adapter.method=layernorm or full."""
-    trust_remote_code: bool = False
+    trust_remote_code: MayExecute = False
     """Run Python code that comes with the backbone. Only for authors you trust. Why: such code can do whatever you can.
     """
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from workbench.config.sections.folds_config import FoldsConfig
-from workbench.schema import Section, Unit
+from workbench.schema import MayExecute, Section, Unit
 
 Ask = Literal["predictions", "labels"]
 """Which of the two neighbours are asked for."""
@@ -27,7 +27,7 @@ class CorrectionConfig(Section):
     embedder: str | None = Field(default=None, min_length=1)
     """Run directory of recipe embed by whose embeddings texts are near, with the run's pooling and its instruction of
     queries; null: the frozen backbone's features. It is read again by `predict`."""
-    trust: bool = False
+    trust: MayExecute = False
     """Execute the Python code that the embedder's run directory names. Only of those whom you trust."""
     ask: Literal["auto", "predictions", "labels"] = "auto"
     """Neighbours are asked for their `predictions`, by adapters that trained on neither row, or for their `labels`,

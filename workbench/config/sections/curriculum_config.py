@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from workbench.schema import ConsistentSection, Section, Unit
+from workbench.schema import CodeFile, ConsistentSection, Section, Unit
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -28,7 +27,7 @@ class CurriculumConfig(ConsistentSection):
     at equal compute on each set of rows that was tried (scripts/bench/README.md)."""
     column: str | None = Field(default=None, min_length=1)
     """by=column: name of the column in the file. Each training row has a number in it, higher where it is harder."""
-    function: Path | None = None
+    function: CodeFile | None = None
     """by=function: a Python file of yours with difficulty(row: dict[str, Any]) -> float. It gets the columns of a row
     as they stand in the file; higher is harder. Only a file you trust."""
     first: Literal["easy", "hard"] = "easy"

@@ -16,7 +16,7 @@ from pydantic import (
 
 from workbench.config.sections.basic_sections import ServerAddress
 from workbench.config.task_facts import TaskFacts
-from workbench.schema import Section, Unit
+from workbench.schema import MayExecute, Section, Unit
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Divergence = Literal[
@@ -49,7 +49,7 @@ class TeacherConfig(Section):
     """How its weights are stored; null: as it was trained, and `auto` for a model that no run trained."""
     out_of_fold: bool = False
     """With a cross-validation as teacher: label a training row by the adapters that did not train on it."""
-    trust: bool = False
+    trust: MayExecute = False
     """Execute the Python code that the teacher's run directory names. Only of those whom you trust."""
 
 

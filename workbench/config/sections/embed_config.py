@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from workbench.schema import Section, Unit
+from workbench.schema import MayExecute, Section, Unit
 
 Loss = Literal["contrastive", "triplet", "cosent", "cosine"]
 Form = Literal["pairs", "scored", "labelled"]
@@ -115,7 +115,7 @@ class RerankConfig(Section):
     embedder: str | None = Field(default=None, min_length=1)
     """Run directory of recipe embed by whose embeddings negatives are mined; null: means of what the backbone makes of
     a text as it came."""
-    trust: bool = False
+    trust: MayExecute = False
     """Execute the Python code that the embedder's run directory names. Only of those whom you trust."""
 
     @model_validator(mode="after")

@@ -9,13 +9,45 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from workbench.config.yaml_text import read_yaml
-from workbench.schema import Section, Unit
+from workbench.schema import HoldsSettings, Section, Unit
+
+
+def of_folder(members: Any) -> Any:
+    """The settings in a folder of files, by their names; other values as they are."""
+    if not isinstance(members, (str, Path)):
+        return members
+    return {path.stem: read_yaml(path) for path in sorted(Path(members).expanduser().glob("*.yaml"))}
+
+
+def merged(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections with other settings written over theirs."""
+    both = dict(base)
+    for key, value in settings.items():
+        inner = both.get(key)
+        both[key] = merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return both
+
+
+def nested(settings: Any) -> dict[str, Any]:
+    """Settings with dotted keys as sections in each other."""
+    result: dict[str, Any] = {}
+    for key, value in settings.items() if isinstance(settings, Mapping) else ():
+        first, _, rest = str(key).partition(".")
+        inner = nested({rest: value}) if rest else nested(value) if isinstance(value, Mapping) else value
+        result = merged(result, {first: inner})
+    return result
+
+
+def sections_of(members: Any) -> dict[str, dict[str, Any]]:
+    """The sections of each member, from what stands as `fleet.members`."""
+    settings = of_folder(members)
+    return {str(name): nested(own) for name, own in settings.items()} if isinstance(settings, Mapping) else {}
 
 
 class FleetConfig(Section):
     """Runs of different users that share a backbone and a process, and nothing else."""
 
-    members: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    members: Annotated[dict[str, dict[str, Any]], HoldsSettings(sections_of)] = Field(default_factory=dict)
     """Settings of each member by its name, over those of the recipe: {alice: {data.train: a.jsonl, adapter.rank: 8}}.
 
     Or a folder with a YAML file of such settings for each member, which is called as the file. Members train in this
@@ -40,10 +72,3 @@ class FleetConfig(Section):
         if members == {} or settings:
             return settings
         raise ValueError(f"{members} is no folder with YAML files. Write one a member, such as {members}/alice.yaml.")
-
-
-def of_folder(members: Any) -> Any:
-    """The settings in a folder of files, by their names; other values as they are."""
-    if not isinstance(members, (str, Path)):
-        return members
-    return {path.stem: read_yaml(path) for path in sorted(Path(members).expanduser().glob("*.yaml"))}

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from workbench.schema import Section, Unit
+from workbench.schema import MayExecute, Section, Unit
 
 
 class DuplicatesConfig(Section):
@@ -29,7 +29,7 @@ class DuplicatesConfig(Section):
     embedder: str | None = Field(default=None, min_length=1)
     """Run directory of recipe embed whose embeddings of texts `features` compares, with the run's pooling and its
     instruction of queries; null: the frozen backbone's features. Sentence embeddings know texts of one meaning."""
-    trust: bool = False
+    trust: MayExecute = False
     """Execute the Python code that the embedder's run directory names. Only of those whom you trust."""
     shingle: Literal["characters", "words"] = "characters"
     """Unit of a shingle, for texts alone. Characters distinguish short sentences more finely; words are faster on

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from workbench.schema import Section
+from workbench.schema import MayExecute, Section
 
 BACKBONE = "backbone"
 WITHOUT_REFERENCE = ("orpo", "simpo", "cpo")
@@ -61,7 +61,7 @@ class PreferConfig(Section):
     start: str | None = None
     """A finished run over the same backbone with an adapter like this one, from which training goes on, such as one of
     recipe sft. null: a fresh adapter. After full fine-tuning, write model.id=RUN/adapter instead."""
-    trust: bool = False
+    trust: MayExecute = False
     """Execute the Python code that the configurations of `reference` and `start` name."""
 
     @property

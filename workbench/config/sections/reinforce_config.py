@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from workbench.config.sections.basic_sections import ServerAddress
-from workbench.schema import Section, Unit
+from workbench.schema import MayExecute, Section, Unit
 
 Baseline = Literal["group", "group_scaled", "leave_one_out", "batch"]
 Normalise = Literal["answer", "token", "constant", "whole"]
@@ -116,7 +116,7 @@ class ReinforceConfig(Section):
     """Optimizer steps on those rows, of batch.size rows each."""
     warm_up_rate: PositiveFloat | None = None
     """Their learning rate; null: train.learning_rate."""
-    trust: bool = False
+    trust: MayExecute = False
     """Execute the Python code that the configuration of `start` names."""
 
     @property

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ByteSize, Field, FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
-from workbench.schema import Section, Tagged, Unit
+from workbench.schema import CodeFile, MayExecute, Section, Tagged, Unit
 
 Aggregate = Literal["min", "product", "mean", "last"]
 """How the probabilities of the steps of an answer, that each is right, become one number."""
@@ -85,7 +85,7 @@ class FunctionReward(RewardSource):
     """A function of a Python file: `def reward(answers: list[Answer]) -> list[float]`."""
 
     kind: Literal["function"] = "function"
-    file: Path
+    file: CodeFile
     """The Python file. Only one you trust: it runs in this process."""
     function: str = "reward"
     """Name of the function in it."""
@@ -207,7 +207,7 @@ class ModelReward(RewardSource):
     aggregate: Aggregate | None = None
     """The reward of an answer by a process reward model, which rates its steps: the lowest rating (min), their
     product, mean, or the last. null: as `reward.aggregate` of the run says."""
-    trust: bool = False
+    trust: MayExecute = False
     """Execute the Python code that the configuration of `run` names."""
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, GetJsonSchemaHandler, SerializeAsAny
@@ -46,7 +45,7 @@ from workbench.config.sections.schedule_config import ScheduleConfig
 from workbench.config.sections.search_config import SearchConfig, SweepConfig
 from workbench.config.sections.tta_config import TtaConfig
 from workbench.config.task_facts import OverFacts, TaskFacts
-from workbench.schema import Section, did_you_mean
+from workbench.schema import CodeFile, Section, did_you_mean
 
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]
 """Services of metrics."""
@@ -87,7 +86,7 @@ class CommonSections(Section):
     """What is done: a task that one adapter learns, or a recipe over a task, which `of` names."""
     of: Annotated[str | None, AfterValidator(_known_task), _Names(over=False)] = None
     """The task of a recipe over tasks (folds, sweeps, searches, fleets, students); null: the recipe's usual one."""
-    plugins: tuple[Path, ...] = ()
+    plugins: tuple[CodeFile, ...] = ()
     """Python files of yours, run first, that add adapter methods or tasks. Only files you trust."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Start of every random number: order of rows, fresh weights, dropout, folds."""

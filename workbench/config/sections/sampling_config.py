@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from workbench.schema import ConsistentSection, Unit
+from workbench.schema import ConsistentSection, MayExecute, Unit
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -59,7 +59,7 @@ class SamplingConfig(ConsistentSection):
     """tokens: a model that was trained on rows to be trusted: a run directory of recipe sft, a folder, a hub id, or
     `backbone`, which is what the run itself begins with. It has the run's tokenizer, and reads the training rows once,
     before the first step; its losses are kept below WORKBENCH_CACHE."""
-    trust: bool = False
+    trust: MayExecute = False
     """tokens: execute the Python code that the reference's run directory names. Only of those whom you trust."""
 
     def _contradictions(self) -> Iterator[str]:

@@ -6,13 +6,12 @@ The work is in workbench/data/tta_views.py, workbench/data/tta_views.py and work
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
 from workbench.config.sections.classes_config import ClassesConfig, checked_template
-from workbench.schema import Section, Unit
+from workbench.schema import CodeFile, Section, Unit
 
 ViewName = Literal[
     "lower",
@@ -84,7 +83,7 @@ class TtaConfig(Section):
     """For view `rotations`: degrees counter-clockwise about the centre."""
     shift: Share = 0.05
     """For view `shifts`: how far to each side, as a share of the picture's side."""
-    function: Path | None = None
+    function: CodeFile | None = None
     """A Python file of yours. For view `user`, views(row: dict[str, str]) -> list[dict[str, str]] gets a row's columns
     and returns as many rows of every one, or views(picture: ndarray (H, W, 3)) -> list[ndarray] gets a picture of uint8
     and returns as many of its size; for merge `user`, merge(p: ndarray (V, N, C)) -> ndarray (N, C), the plain

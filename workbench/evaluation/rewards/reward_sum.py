@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from workbench import schema
 from workbench.config import DataConfig
 from workbench.config.sections.rewards_config import (
     FunctionReward,
@@ -201,9 +202,9 @@ def build(sources: Sequence[RewardSource], *, read_from: tuple[Path, Trust] | No
     or wrong, or the machine has no sandbox. `read_from`: the run directory that the configuration was read from, and
     whether its code is trusted; None for the user's own configuration."""
     if read_from is not None and not read_from[1].given:
-        for source in sources:
-            if isinstance(source, FunctionReward):
-                raise trust.refused(read_from[0], f"its rewards need {source.file}", read_from[1])
+        named = [setting.value for source in sources for setting in schema.code(type(source), source.model_dump())]
+        if named:
+            raise trust.refused(read_from[0], f"its rewards need {named[0]}", read_from[1])
     names = [source.name for source in sources]
     numbered = [f"{name} {1 + names[:number].count(name)}" for number, name in enumerate(names)]
     return RewardSum(

@@ -269,7 +269,7 @@ def test_mistakes_of_a_form_come_with_their_place(client: TestClient) -> None:
     assert set(found) == set(answers) and "Did you mean `size`?" in found["batch.sise"]
     assert client.post("/api/form/start", json=body, headers=PERMITTED).status_code == 422
     good = {**body, "answers": {"adapter.rank": "3"}}
-    assert client.post("/api/form/mistakes", json=good, headers=PERMITTED).json() == {"mistakes": [], "code": []}
+    assert client.post("/api/form/mistakes", json=good, headers=PERMITTED).json() == {"mistakes": [], "code": {}}
 
 
 @pytest.mark.parametrize(
@@ -294,12 +294,68 @@ def test_a_malformed_form_starts_nothing(client: TestClient, folder: Path, body:
     assert not (state_folder(folder) / "jobs.json").exists()
 
 
-def test_code_is_executed_only_by_check_and_run(client: TestClient, folder: Path) -> None:
+CODE: list[tuple[dict[str, str], list[str]]] = [
+    ({"plugins": "[{file}]"}, ["plugins"]),
+    ({"plugins=[{file}] #": "1"}, ["plugins"]),
+    ({"plugins=[{file}]\nseed": "1"}, ["plugins"]),  # one word, which is no list: the run refuses it
+    ({"model": "{{id: starter, trust_remote_code: true}}"}, ["model.trust_remote_code"]),
+    ({"model={{id: starter, trust_remote_code: yes please}} #": ""}, ["model.trust_remote_code"]),
+    ({"tta": "{{views: [user], function: {file}}}"}, ["tta.function"]),
+    ({"data.curriculum": "{{by: function, function: {file}}}"}, ["data.curriculum.function"]),
+    ({"data={{train: starter/sst2_train.csv, curriculum: {{function: {file}}}}} #": ""}, ["data.curriculum.function"]),
+    ({"rewards": "[{{file: {file}}}]"}, ["rewards.0.file"]),
+    ({"rewards": "[{{kind: regex, pattern: a}}, {{kind: model, run: r, trust: true}}]"}, ["rewards.1.trust"]),
+    ({"distill.teacher": "{{id: r, trust: true}}"}, ["distill.teacher.trust"]),
+    ({"prefer.reference": "r", "prefer.trust": "true"}, ["prefer.trust"]),
+    ({"reinforce": "{{start: r, trust: true}}"}, ["reinforce.trust"]),
+    ({"data.sampling": "{{by: tokens, reference: r, trust: true}}"}, ["data.sampling.trust"]),
+    (
+        {"fleet.members": "{{ann: {{data.curriculum.function: {file}}}}}"},
+        ["fleet.members.ann.data.curriculum.function"],
+    ),
+    ({"fleet": "{{members: {{ann: {{plugins: [{file}]}}}}}}"}, ["fleet.members.ann.plugins"]),
+    ({"fleet.members": "{folder}"}, ["fleet.members.bob.data.curriculum.function"]),
+]
+
+
+@pytest.mark.parametrize(("answers", "keys"), CODE, ids=range(len(CODE)))
+def test_the_form_tells_what_would_be_executed_and_executes_nothing(
+    client: TestClient, folder: Path, answers: dict[str, str], keys: list[str]
+) -> None:
+    plugin, members = folder.parent / "plugin.py", folder.parent / "members"
+    members.mkdir()
+    (members / "bob.yaml").write_text(f"data: {{curriculum: {{function: {plugin}}}}}")
+    plugin.write_text(f"open({str(folder / 'executed')!r}, 'w')")
+    places = {"file": plugin, "folder": members}
+    filled = {key.format(**places): value.format(**places) for key, value in answers.items()}
+    body = {"recipe": "sft/quickstart", "answers": filled, "run": "new"}
+    found = client.post("/api/form/mistakes", json=body, headers=PERMITTED).json()
+    assert list(found["code"]) == keys and found["mistakes"] == []
+    for verb in ("check", "plan", "start"):
+        for agreed in ({}, {"code": True}, {"code": keys}, {"code": {**found["code"], keys[0]: "x"}}):
+            refused = client.post(f"/api/form/{verb}", json={**body, **agreed}, headers=PERMITTED)
+            assert refused.status_code == 422 and refused.json()["code"] == found["code"], verb
+    assert not (folder / "executed").exists() and not (state_folder(folder) / "jobs.json").exists()
+
+
+def test_what_a_person_permits_is_executed(client: TestClient, folder: Path) -> None:
     plugin = folder.parent / "plugin.py"
     plugin.write_text(f"open({str(folder / 'executed')!r}, 'w')")
-    body = {"recipe": "sft/quickstart", "answers": {"plugins": f"[{plugin}]"}}
-    found = client.post("/api/form/mistakes", json=body, headers=PERMITTED).json()
-    assert found == {"mistakes": [], "code": ["plugins"]} and not (folder / "executed").exists()
+    body = {"recipe": "sft/quickstart", "answers": {"plugins": f"[{plugin}]", "adapter.rank": "-1"}, "run": "new"}
+    code = client.post("/api/form/check", json=body, headers=PERMITTED).json()["code"]
+    assert code == {"plugins": f'["{plugin}"]'} and not (folder / "executed").exists()
+    found = client.post("/api/form/check", json={**body, "code": code}, headers=PERMITTED).json()
+    assert (folder / "executed").exists() and dict(found["mistakes"]).keys() == {"adapter.rank"}
+
+
+def test_a_run_that_names_code_is_not_resumed_by_the_page(client: TestClient, folder: Path) -> None:
+    path = make_run(folder, "foreign", steps=5, status="stopped")
+    (path / "checkpoints" / "step-5").mkdir(parents=True)
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text + "prefer: {start: other, trust: true}\nrewards: [{file: x.py}]\n")
+    refused = client.post("/api/runs/foreign/resume", headers=PERMITTED)
+    assert refused.status_code == 422 and "prefer.trust, rewards.0.file" in refused.json()["error"]
+    assert client.get("/api/runs/foreign").json()["code"] == {"prefer.trust": True, "rewards.0.file": "x.py"}
 
 
 def test_settings_have_their_values_units_papers_and_meaning(client: TestClient) -> None:

@@ -1,7 +1,7 @@
 // The form that starts a run: settings of a recipe, what is wrong with them, what the model will see, what it takes.
 
 import { h, say, table } from "./dom.js";
-import { get, post, unlocked } from "./server.js";
+import { get, post, postAsking, unlocked } from "./server.js";
 
 const LATER_MS = 600;
 
@@ -123,7 +123,7 @@ export async function newPage(wanted) {
       mistakes = found.mistakes;
       mark();
       if (mistakes.length) outcome.replaceChildren(h("p", { class: "soft" }, "Mend the fields that are marked first."));
-      else if (found.code.length) outcome.replaceChildren(h("p", { class: "warning" }, `Executes Python code: ${found.code.join(", ")}. Press Check to look.`));
+      else if (Object.keys(found.code).length) outcome.replaceChildren(h("p", { class: "warning" }, `Executes Python code: ${Object.entries(found.code).map(([key, value]) => `${key}=${value}`).join(", ")}. Press Check to look.`));
       else if (live.checked) timer = setTimeout(() => look("check"), soon ? 0 : LATER_MS);
     } catch (error) { if (!asked.signal.aborted) say(error.message); }
   }
@@ -136,7 +136,7 @@ export async function newPage(wanted) {
     outcome.setAttribute("aria-busy", "true");
     outcome.replaceChildren(h("p", { class: "soft" }, verb === "check" ? "Reads the rows ..." : "Rehearses a step ..."));
     try {
-      const found = await post(`/api/form/${verb}`, form(), asked.signal);
+      const found = await postAsking(`/api/form/${verb}`, form(), asked.signal);
       if (found.error) {
         mistakes = found.mistakes ?? [];
         mark();
@@ -150,7 +150,7 @@ export async function newPage(wanted) {
 
   async function begin() {
     try {
-      const found = await post("/api/form/start", form());
+      const found = await postAsking("/api/form/start", form());
       location.hash = `#/jobs/${found.job}`;
     } catch (error) {
       if (error.mistakes?.length) { mistakes = error.mistakes; mark(); }

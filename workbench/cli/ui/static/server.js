@@ -15,6 +15,7 @@ export class Refused extends Error {
     super(answer.error ?? (answer.mistakes ?? []).map(([place, text]) => `${place}: ${text}`).join("\n"));
     this.status = status;
     this.mistakes = answer.mistakes ?? [];
+    this.code = answer.code ?? null;
   }
 }
 
@@ -26,6 +27,16 @@ async function answer(response) {
 export const get = async (path) => answer(await fetch(path, { headers: headers() }));
 
 export const post = async (path, body = {}, signal = undefined) => answer(await send(path, body, signal));
+
+// Shows the code that a request would have executed, and asks; sends it again with what was permitted.
+export async function postAsking(path, body, signal = undefined) {
+  try {
+    return await post(path, body, signal);
+  } catch (error) {
+    if (!error.code || !confirm(`This executes Python code with your rights:\n\n${Object.entries(error.code).map(([key, value]) => `${key} = ${value}`).join("\n")}\n\nExecute it?`)) throw error;
+    return post(path, { ...body, code: error.code }, signal);
+  }
+}
 
 export const send = (path, body, signal) => fetch(path, {
   method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body), signal,
