@@ -95,8 +95,8 @@ class ReinforceConfig(Section):
     measure_kl: bool = False
     """Tell the divergence also where beta is 0; the reference reads each answer for it."""
     resample: Annotated[NonNegativeInt | None, Unit("times")] = None
-    """How often prompts whose answers all have one reward are replaced by others (dynamic sampling); those that are
-    left after that stay, and teach nothing. null: dapo 3, else 0."""
+    """How often prompts whose answers all have one reward, before long ones are punished, are replaced by others
+    (dynamic sampling); those that are left after that stay, and teach nothing. null: dapo 3, else 0."""
     overlong_buffer: Annotated[NonNegativeInt | None, Unit("tokens")] = None
     """Tokens before max_new_tokens from which an answer's reward falls, in a straight line by 1 (soft overlong
     punishment). null: dapo a fifth of max_new_tokens, else 0."""

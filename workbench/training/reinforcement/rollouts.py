@@ -46,11 +46,8 @@ class Group:
     """Their weighted sum, minus the penalty for long answers."""
     sampled: Sequence[Floats] | None = None
     """Log-probabilities with which the tokens of each answer were sampled; None: not recorded."""
-
-    @property
-    def dull(self) -> bool:
-        """Whether all answers have the same reward, so that nothing can be learnt."""
-        return bool((self.total == self.total[0]).all())
+    dull: bool = False
+    """Whether all answers have the same reward before that penalty, so that nothing can be learnt."""
 
 
 @dataclass(frozen=True)
@@ -458,9 +455,12 @@ class Rollouts(RolloutRows, Checkpointed):
         answers = [answer for row in range(len(prompts)) for answer in written[row]]
         named = self._judge.named(np.repeat(self.prompts.rows[prompts], each).tolist(), answers)
         total = self._judge.total(named)
+        dull_P = policy_losses.all_rewards_equal(torch.from_numpy(total).view(-1, each)).numpy()
         if buffer := self.config.buffer:
             tokens = torch.tensor([len(answer) for answer in answers])
-            total = total + policy_losses.overlong_penalty(tokens, limit=limit, buffer=buffer).numpy()
+            penalty = policy_losses.overlong_penalty(tokens, limit=limit, buffer=buffer).numpy()
+            # A group that should be replaced, and is not, teaches nothing: not length, either.
+            total = total + (penalty * ~dull_P.repeat(each) if self.config.settings.resample else penalty)
         return [
             Group(
                 int(prompt),
@@ -468,6 +468,7 @@ class Rollouts(RolloutRows, Checkpointed):
                 {name: values[row * each : (row + 1) * each] for name, values in named.items()},
                 total[row * each : (row + 1) * each],
                 sampled.get(row),
+                bool(dull_P[row]),
             )
             for row, prompt in enumerate(prompts)
         ]

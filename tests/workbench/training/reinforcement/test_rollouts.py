@@ -180,6 +180,36 @@ def test_prompts_without_a_signal_are_replaced_by_others_a_few_times(prompts: To
     assert len(bounded.asked) == 4 * 3 * 3
 
 
+@pytest.mark.parametrize(("each", "buffer"), [(8, 1), (4, 2), (4, 5), (8, 3), (16, 2)])
+def test_answers_that_are_equally_good_are_replaced_before_long_ones_are_punished(
+    prompts: TokenizedSet, each: int, buffer: int
+) -> None:
+    """All answers to all prompts are wrong, and some are long: nothing is left to learn, not even to be short."""
+    judge = Lengths(dull=range(COUNT))
+    found = rollouts(prompts, judge, method="dapo", answers=each, overlong_buffer=buffer)
+    found.sample(DRAWS, epoch=0)
+    assert len(judge.asked) > 3 * each and int(found.now.replaced) > 0
+    assert (found.now.counts_S > 6 - buffer).any()
+    assert found.now.advantage_ST is not None and not found.now.advantage_ST.any()
+    assert found.figures["answers[no signal]"] == 1
+    kept = rollouts(prompts, judge, method="dapo", answers=each, overlong_buffer=buffer, resample=0)
+    kept.sample(DRAWS, epoch=0)
+    assert kept.now.advantage_ST is not None and kept.now.advantage_ST.any()  # where none is replaced, all count
+
+
+def test_answers_that_differ_are_kept_where_the_penalty_makes_them_equal(prompts: TokenizedSet) -> None:
+    class Even(Lengths):
+        """The longer of two answers is as much better as it will be punished for."""
+
+        def total(self, named: Mapping[str, Floats]) -> Floats:
+            return -policy_losses.overlong_penalty(torch.as_tensor(named["length"]), limit=6, buffer=5).numpy()
+
+    judge = Even()
+    found = rollouts(prompts, judge, method="dapo", overlong_buffer=5)
+    found.sample(DRAWS, epoch=0)
+    assert judge.asked == [row for row in DRAWS.tolist() for _ in range(4)] and int(found.now.replaced) == 0
+
+
 def test_a_prompt_that_a_step_draws_twice_has_answers_of_its_own_each_time(prompts: TokenizedSet) -> None:
     """Of two sources of 6 and 2 prompts, the second of which has all draws but one."""
     named = replace(prompts, sources={"many": 0, "few": 6})
