@@ -206,7 +206,7 @@ def test_a_tie_equals_its_formula_in_both_orders(loss: str) -> None:
         known = REFERENCE[2 * pair : 2 * pair + 2] if config.compares else [0.0, 0.0]
         gap = first - known[0] - second + known[1]
         expected = {
-            "ipo": lambda gap=gap: gap**2,
+            "ipo": lambda one=one, other=other, known=known: (one - known[0] - other + known[1]) ** 2,
             "orpo": lambda one=one, other=other: BETA_ANSWER_LOSSES * entropy(log_odds(one) - log_odds(other)),
         }.get(loss, lambda gap=gap: entropy(BETA_ANSWER_LOSSES * gap))()
         assert value == pytest.approx(expected - config.sft_factor * (one + other) / 2, rel=1e-9)

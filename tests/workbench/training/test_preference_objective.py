@@ -96,7 +96,7 @@ def by_hand(pairs: PreferenceSet, token_log_p: list[list[float]], reference: Any
         shared = min(len(chosen), len(rejected))
 
         def counted(tokens: list[float], shared: int = shared) -> float:
-            if section.get("length") == "mean" or name in ("orpo", "simpo"):
+            if section.get("length", "mean" if name in ("ipo", "orpo", "simpo") else "sum") == "mean":
                 return sum(tokens) / len(tokens)
             if section.get("length") == "desensitised":
                 return sum(tokens[:shared]) + 0.3 * sum(tokens[shared:])
@@ -124,7 +124,7 @@ def by_hand(pairs: PreferenceSet, token_log_p: list[list[float]], reference: Any
 SECTIONS: list[dict[str, Any]] = [
     *({"loss": name} for name in ("dpo", "ipo", "hinge", "cdpo", "robust", "orpo", "simpo", "cpo")),
     {"length": "mean"},
-    {"loss": "ipo", "length": "mean"},
+    {"loss": "ipo", "length": "sum"},
     {"length": "desensitised", "ld_alpha": 0.3},
     {"alpha": 0.7},
 ]
@@ -165,7 +165,7 @@ def test_what_depends_on_the_prompt_alone_cancels(
     everyone = np.arange(len(pairs))
     shift = np.repeat(np.linspace(-5, 5, len(pairs)), 2)
     shifted = [[tokens[0] + float(more), *tokens[1:]] for tokens, more in zip(token_log_p, shift, strict=True)]
-    for section in ({"loss": "dpo"}, {"loss": "ipo"}, {"loss": "cpo", "alpha": 0.0}):
+    for section in ({"loss": "dpo"}, {"loss": "ipo", "length": "sum"}, {"loss": "cpo", "alpha": 0.0}):
         found = objective(pairs, reference, **section)
         assert loss(found, pairs, shifted, everyone) == pytest.approx(loss(found, pairs, token_log_p, everyone))
 

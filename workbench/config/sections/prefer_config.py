@@ -39,10 +39,10 @@ class PreferConfig(Section):
     alpha: NonNegativeFloat | None = None
     """Factor of the mean -log p of the chosen (kto: good) answer's tokens, which is added to the loss of each example.
     null: 1 for orpo and cpo, and else 0. The paper of cpo adds the sum over tokens, which grows with the answer."""
-    length: Literal["sum", "mean", "desensitised"] = "sum"
+    length: Literal["sum", "mean", "desensitised"] | None = None
     """How tokens count in an answer's log-probability: all alike (sum); divided by their number (mean:
-    length-normalised DPO and IPO); or, beyond the length of the shorter answer of a pair, by ld_alpha (LD-DPO). orpo
-    and simpo always divide."""
+    length-normalised DPO); or, beyond the length of the shorter answer of a pair, by ld_alpha (LD-DPO). null: ipo mean,
+    as its authors and TRL do, else sum. orpo and simpo always divide."""
     ld_alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """With length=desensitised: 1 is sum, 0 compares as many tokens of both answers."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] | None = None
@@ -77,7 +77,7 @@ class PreferConfig(Section):
     @property
     def averages(self) -> bool:
         """Whether an answer's log-probability is a mean over its tokens."""
-        return self.length == "mean" or self.loss in ("orpo", "simpo")
+        return self.length == "mean" or (self.length is None and self.loss in ("ipo", "orpo", "simpo"))
 
     @property
     def sft_factor(self) -> float:
@@ -110,7 +110,7 @@ class PreferConfig(Section):
             yield f"prefer.loss={self.loss} compares with no reference. Leave prefer.reference out."
         if self.trust and self.start is None and self.reference in (None, BACKBONE):
             yield "prefer.trust is for the code of a run, and neither start nor reference names one. Leave it out."
-        if self.length != "sum" and self.loss in OWN_LENGTH:
+        if self.length is not None and self.loss in OWN_LENGTH:
             yield f"prefer.loss={self.loss} has its own way to count tokens. Leave prefer.length out."
         if self.length == "desensitised" and not self.pairs:
             yield (
