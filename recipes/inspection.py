@@ -18,6 +18,8 @@ from workbench.data.text.tokenized_set import TokenizedSet
 
 SHOWN = 3
 """Examples that are rendered in full."""
+MOST = 5
+"""Rows that were left out of which the reason is told."""
 
 
 @dataclass(frozen=True)
@@ -37,24 +39,32 @@ class Inspection:
     """Transformer blocks of the backbone, where layers freeze."""
 
 
-class Thinned(Protocol):
-    """Rows some of which were left out."""
+class Skipping(Protocol):
+    """Rows some of which may have been skipped."""
 
     @property
     def skipped(self) -> Sequence[str]:
         """Rows that were left out, and why."""
+
+
+class Thinned(Skipping, Protocol):
+    """Rows some of which were left out by rules of quality too."""
 
     @property
     def cleaning(self) -> Cleaning | None:
         """Rows that `data.clean` left out."""
 
 
-def left_out(rows: Thinned) -> list[str]:
-    """Sentences on rows that were left out."""
-    return [
-        *(f"Left out: {reason}" for reason in rows.skipped[:5]),
-        *([rows.cleaning.sentence] if rows.cleaning else ()),
-    ]
+def left_out(train: Thinned, *others: Skipping | None) -> list[str]:
+    """Sentences on rows that were left out of the splits."""
+    return [*unread(train, *others), *([train.cleaning.sentence] if train.cleaning else ())]
+
+
+def unread(*splits: Skipping | None) -> list[str]:
+    """Sentences on rows that were skipped, each once where splits of one file share them, and at most five."""
+    reasons = list(dict.fromkeys(reason for rows in splits if rows is not None for reason in rows.skipped))
+    more = [f"Left out: {len(reasons) - MOST:,} more."] if len(reasons) > MOST else []
+    return [*(f"Left out: {reason}" for reason in reasons[:MOST]), *more]
 
 
 def pieces(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:

@@ -67,7 +67,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
         members=len(members),
         notes=[
             *_sources(data.rows.rows_by_source),
-            *notes(data.rows, data.labels, config, pictures),
+            *notes(data.rows, (data.test, data.unlabelled), data.labels, config, pictures),
             *about_stages,
             *([suspects.sentence(data.folds, seeds=config.folds.seeds)] if config.data.drop_suspects else ()),
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,10 +42,16 @@ def sentences(recipe: str, overrides: Sequence[str]) -> list[str]:
         f"  {length}{ends}, on {_rows(values)}.",
     ]
     if recipe in recipes.shipped():
-        lines = (line.removeprefix("# ") for line in text.splitlines())
+        comment = " ".join(line.removeprefix("# ") for line in itertools.takewhile(_is_comment, text.splitlines()))
+        _, found, measured = comment.partition(_MEASURED)
         unchanged = "" if not overrides else "As it is shipped: "
-        sentences += [f"  {unchanged}{line}" for line in lines if line.startswith(_MEASURED)][:1]
+        sentences += [f"  {unchanged}{_MEASURED}{measured}"] if found else []
     return [*sentences, "Loading torch, data and model ..."]
+
+
+def _is_comment(line: str) -> bool:
+    """Whether the line is of the comment that a recipe begins with, which ends at the line for editors."""
+    return line.startswith("# ") and not line.startswith("# yaml-language-server")
 
 
 def _methods(values: Mapping[str, Any]) -> list[str]:

@@ -69,7 +69,14 @@ CASES = {
         "folds.column=part",
         rows=[row for row in ROWS if row["label"] == "dog" or row["part"] != "3"],
     ),
-    "other number of folds": Case("has 5 values, but folds.k=3", "Write folds.k=5", "folds.column=part folds.k=3"),
+    "several classes in one": Case(
+        "the class `animal,cat` has only 2 row(s)",
+        "`animal,cat` looks like 2 classes: then write classes.kind=several classes.separator=','.",
+        rows=[
+            {**row, "label": name}
+            for row, name in zip(ROWS, ["animal,cat", "cat,pet", "animal,pet"] * 2 + ["pet"] * 99, strict=False)
+        ],
+    ),
     "a fold of one": Case("folds.k", "greater than or equal to 2", "folds.k=1"),
     "no label": Case(
         "rows.jsonl, row 1: `label` is empty", "Move unlabelled rows to a file", rows=[{**ROWS[0], "label": ""}, *ROWS]

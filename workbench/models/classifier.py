@@ -198,7 +198,7 @@ def _training_records(config: RunConfig, reader: PictureReader) -> Sequence[Labe
     """Rows that train: without held-out ones; in a cross-validation all rows that the test set does not hold."""
     if not config.crossvalidates:
         return labelled_data.load(config, reader).train.records
-    read = labelled_data.read_training(config.data, reader)
+    read = labelled_data.read_training(config, reader)
     test = {key for path in config.data.test_files.values() for key in reader.read(path).keys}
     return [record for each in read.values() for record in each.records if record.key not in test]
 

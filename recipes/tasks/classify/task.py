@@ -19,6 +19,7 @@ from workbench.config.model_heads import ModelHead
 from workbench.data import mixture
 from workbench.data.batching import Indices, MicroBatch, evenly_spaced
 from workbench.data.embedding.rerank_candidates import PairedTexts
+from workbench.data.folds import stratified_folds
 from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.images.picture_reader import PictureRows
 from workbench.data.labelled import class_sampling, fold_data, labelled_data, labels, text_reader
@@ -36,6 +37,7 @@ from workbench.models.backbones import Loader
 from workbench.models.classifier import Classifier
 from workbench.models.reranker import Reranker
 from workbench.models.reward_model import RewardModel
+from workbench.recipes.inspection import unread
 from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, Scores, ScoringOptions, Task
 from workbench.recipes.tasks.classify import class_run
 from workbench.recipes.tasks.classify.class_run import ClassRun, predictions, prepare, score
@@ -99,16 +101,23 @@ class Gap:
         return f"On {self.rows:,} held-out rows: KL divergence {self.kl:.2e} nats a row, same class {self.same:.2%}."
 
 
-def notes(rows: LabelledSet, labels: Labels, config: RunConfig, pictures: PictureFindings | None) -> list[str]:
+def notes(
+    rows: LabelledSet,
+    others: Sequence[LabelledSet | None],
+    labels: Labels,
+    config: RunConfig,
+    pictures: PictureFindings | None,
+) -> list[str]:
     """Sentences of `check` on training rows: what was left out, what is probably wrong, how unequal classes are."""
     same = None if labels.kind == "number" else alike(labels.names)
     one = "Labels `{}` and `{}` differ only by case or spaces: if they mean one class, write them the same way."
     return [
-        *(f"Left out: {reason}" for reason in rows.skipped[:5]),
+        *unread(rows, *others),
         *(rows.contamination.sentences if rows.contamination else ()),
         *([rows.cleaning.sentence] if rows.cleaning else ()),
         *cleaning.outlook(map(labelled_data.row_text, () if pictures else rows.records)),
         *([one.format(*same)] if same else ()),
+        *filter(None, [stratified_folds.several_in_one(labels.names).strip() if labels.kind == "one" else ""]),
         *unequal(rows, labels, config),
         *text_reader.augmentation_in_words(rows, one_class=labels.kind == "one"),
         *(pictures.notes if pictures else ()),
@@ -315,7 +324,11 @@ class ClassTask(Task):
             targets=targets,
             drawn=drawn,
             steps=steps,
-            notes=[*mixture.in_words(train, config, steps), *notes(data.train, data.labels, config, pictures), *copies],
+            notes=[
+                *mixture.in_words(train, config, steps),
+                *notes(data.train, data.rows[1:], data.labels, config, pictures),
+                *copies,
+            ],
             pictures=pictures,
             probe=frozen_features.in_check(config, task, data.train.lengths, look),
         )

@@ -221,7 +221,7 @@ class EmbedTask(Task):
                 *mixture.in_words(drawn, config, steps),
                 f"Rows are {train.form}: {len(train.units.texts):,} texts{classes}{negatives}; loss {loss}.{mined}",
                 *known_share(train, drawn, config),
-                *left_out(train),
+                *left_out(*data),
             ],
         )
 

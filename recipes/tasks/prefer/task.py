@@ -145,7 +145,7 @@ class PreferenceTask(TokenTask):
                 *mixture.in_words(mixed, config, steps),
                 *_sizes(pairs.train, pairs.held_out),
                 *_lengths(train),
-                *left_out(train.answers),
+                *left_out(*pairs.map(lambda split: split.answers)),
                 *preference_reference.in_words(config, tokenizer),
             ],
         )

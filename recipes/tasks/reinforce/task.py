@@ -24,7 +24,7 @@ from workbench.evaluation.generation import AnswerSampler
 from workbench.evaluation.rewards.reward_sum import RowJudge
 from workbench.models import backbones, exported
 from workbench.models.backbones import Loader
-from workbench.recipes.inspection import SHOWN, Inspection
+from workbench.recipes.inspection import SHOWN, Inspection, unread
 from workbench.recipes.task import DryTask, RowFile, Scores, ScoringOptions
 from workbench.recipes.tasks.reinforce import reinforce_run, rollout_server
 from workbench.recipes.tasks.reinforce.reinforce_run import PlannedRollouts, ReinforceRun
@@ -133,7 +133,7 @@ class ReinforceTask(TokenTask):
             notes=[
                 *mixture.in_words(drawn, config, steps),
                 *_sizes(config, data),
-                *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
+                *unread(*data),
                 reference,
             ],
         )

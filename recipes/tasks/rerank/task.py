@@ -216,7 +216,7 @@ class RerankTask(Task):
                 _form(train, config),
                 *ranked,
                 *run_embedder.in_words(config),
-                *left_out(train),
+                *left_out(*data.map(lambda split: split.pairs)),
             ],
         )
 

@@ -139,7 +139,7 @@ def inspect(config: RunConfig) -> Inspection:
             f"{len(right_S):,} steps of {len(train):,} answers: {right} are right, and {units.percent(flawless)} of "
             "the answers have no wrong one.",
             *_cut(answers.train, answers.held_out, most=config.data.max_tokens),
-            *left_out(train.answers),
+            *left_out(*answers.map(lambda split: split.answers)),
         ],
     )
 

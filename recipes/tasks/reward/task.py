@@ -126,7 +126,7 @@ class RewardTask(Task):
                 *mixture.in_words(mixed, config, steps),
                 *notes,
                 sentence + (" A reward model learns length first." if abs(longer - 0.5) > 0.15 else ""),
-                *left_out(train.answers),
+                *left_out(*pairs.map(lambda split: split.answers)),
             ],
         )
 

@@ -36,7 +36,7 @@ from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
-from workbench.recipes.inspection import SHOWN, Inspection, pieces
+from workbench.recipes.inspection import SHOWN, Inspection, pieces, unread
 from workbench.recipes.single import row_difficulty, token_reference
 from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, ScoringOptions, Task
 from workbench.recipes.tasks.sft import text_run
@@ -214,7 +214,7 @@ class TokenTask(Task):
             notes=[
                 *mixture.in_words(train, config, steps),
                 *length_warm_up.in_words(cut),
-                *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
+                *unread(*data),
                 *(data.train.contamination.sentences if data.train.contamination else ()),
                 *([data.train.cleaning.sentence] if data.train.cleaning else ()),
                 *_outlook(data.train, config),

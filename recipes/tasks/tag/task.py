@@ -572,7 +572,7 @@ class TagTask(Task):
         return TagRun(config, run, callback, tokenizer, data, loader=loader)
 
     def inspect(self, config: RunConfig) -> Inspection:
-        from workbench.recipes.inspection import SHOWN, Inspection
+        from workbench.recipes.inspection import SHOWN, Inspection, unread
 
         _, data, targets = prepare(config)
         train = data.train
@@ -597,7 +597,7 @@ class TagTask(Task):
             notes=[
                 f"{len(data.tags.types)} {kind}: {what}.",
                 *_unlearnt(data),
-                *(f"Left out: {reason}" for reason in train.skipped[:5]),
+                *unread(*data.named().values()),
             ],
         )
 

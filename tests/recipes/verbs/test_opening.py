@@ -22,7 +22,9 @@ def test_the_quickstart_is_told_with_its_time() -> None:
 
 @pytest.mark.parametrize("recipe", shipped())
 def test_every_shipped_recipe_can_be_told(recipe: str) -> None:
-    assert " trains " in opening.sentences(recipe, [])[0]
+    told = opening.sentences(recipe, [])
+    assert " trains " in told[0]
+    assert all(line.endswith(".") for line in told if line.startswith("  Measured")), "cut in mid-sentence"
 
 
 def test_overrides_count_and_measured_times_are_those_of_the_recipe() -> None:

@@ -79,7 +79,7 @@ class FoldsConfig(Section):
     group: str | None = Field(default=None, min_length=1)
     """A column whose equal values never stand on both sides of a fold, such as a user's or a document's id."""
     column: str | None = Field(default=None, min_length=1)
-    """A column with the fold of each row; no folds are made then."""
+    """A column with the fold of each row; no folds are made then, and as many train as it has values."""
     time: str | None = Field(default=None, min_length=1)
     """A column of numbers or dates: each fold validates rows that are later than all that it trains on. The rows are
     cut into k + 1 blocks in their order, the first of which only trains."""

@@ -14,6 +14,7 @@ from workbench.config.sections.folds_config import FoldsConfig
 from workbench.data.folds import duplicates, stratified_folds
 from workbench.data.folds.stratified_folds import Class, Split
 from workbench.data.rows import RawRow, read_rows
+from workbench.errors import DataError
 
 _known: dict[str, list[str]] = {}
 """Groups of the rows that were looked at last: each fold of a cross-validation asks for the same ones."""
@@ -54,6 +55,11 @@ def split(fold: HeldOutFold, rows: Sequence[FoldRow], *, source: str, seed: int)
         seed=seed,
         every_class=False,
     )
+    if folds.k != fold.of:
+        raise DataError(
+            f"folds.column={fold.column}: has {folds.k} values, but folds.k={fold.of}. "
+            f"Write folds.k={folds.k}, or another column."
+        )
     part = next(islice(folds.splits(), fold.repeat * fold.of + fold.number, None))
     return part._replace(train_N=np.ones(len(rows), dtype=bool)) if fold.trains else part
 

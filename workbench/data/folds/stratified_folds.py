@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
@@ -190,6 +190,7 @@ def _hash(salt: str, group: str) -> bytes:
 Label: TypeAlias = Class | float | tuple[Class, ...] | None
 """A class, a float for regression, a tuple where a row may have several classes, None where it has no label."""
 
+SEPARATORS = (",", ";", "|", "/", " ")
 _MORE_ROWS = "give it more rows, or write folds.every_class=false to accept folds that validate without it"
 
 
@@ -208,7 +209,7 @@ def make_folds(
     Raises:
         ConfigError: More folds than groups, or than rows or groups of a class; a class is absent from a fold; a column
             is unknown.
-        DataError: A row has no label; a column has a gap, one value, or another number of folds than `k`; a group of
+        DataError: A row has no label; a column has a gap or one value; a group of
             `config.group` is in two folds of `config.column`.
     """
     require_labelled(rows, labels)
@@ -321,11 +322,6 @@ def read_folds(rows: Sequence[RawRow], config: FoldsConfig, *, groups: Groups | 
             f"folds.column={config.column}: every row has the value `{names[0]}`, so nothing is left to train on. "
             "Give two values or more, or write folds.column=null to have folds made."
         )
-    if len(names) != config.k:
-        raise DataError(
-            f"folds.column={config.column}: has {len(names)} values, but folds.k={config.k}. "
-            f"Write folds.k={len(names)}, or another column."
-        )
     first: dict[str, int] = {}
     for row, group in enumerate(groups or ()):
         before = first.setdefault(group, row)
@@ -363,7 +359,7 @@ def require_enough_rows(strata: Strata, *, groups: Groups, k: int) -> None:
         if count < k:
             raise ConfigError(
                 f"folds.k={k}: the class `{name}` has only {count} row(s), too few for one in every fold. "
-                f"{_remedy(count, _MORE_ROWS)}"
+                f"{_remedy(count, _MORE_ROWS)}{several_in_one(row_counts)}"
             )
         if group_counts[name] < k:
             raise ConfigError(
@@ -371,6 +367,22 @@ def require_enough_rows(strata: Strata, *, groups: Groups, k: int) -> None:
                 "stay together (near-duplicates, or folds.group), so it would be absent from a fold. "
                 f"{_remedy(group_counts[name], _MORE_ROWS)}"
             )
+
+
+def several_in_one(names: Iterable[str]) -> str:
+    """A sentence, which begins with a space, on names that are lists of classes by their looks: every part of such a
+    name is a part of another name too. Empty where none are."""
+    names = list(dict.fromkeys(names))
+    for separator in SEPARATORS:
+        parts = {name: [part.strip() for part in name.split(separator)] for name in names}
+        times = Counter(part for found in parts.values() for part in set(found))
+        lists = [name for name, found in parts.items() if len(found) > 1]
+        if lists and all(times[part] > 1 for name in lists for part in parts[name]):
+            return (
+                f" `{lists[0]}` looks like {len(parts[lists[0]])} classes: then write classes.kind=several "
+                f"classes.separator='{separator}'."
+            )
+    return ""
 
 
 def require_classes(folds: FoldAssignment, strata: Strata, *, validated: bool) -> None:

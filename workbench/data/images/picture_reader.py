@@ -232,6 +232,8 @@ class PictureReader:
         def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
             if labelled:
                 picture_sources.require_classes(source, first)
+            named = (self.classes.label, records.WEIGHT)
+            records.require_named(source, first, data, named, self.classes, labelled=labelled)
             records.require_label_columns(source, first, data, self.classes, labelled=labelled)
             return partial(records.labelled_record, config=data, classes=self.classes, labelled=labelled)
 

@@ -277,6 +277,7 @@ def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
     if idx_names := sorted(str(file) for file in tree.files if _NAME.fullmatch(file.name)):
         pictures = [file for file in idx_names if "labels" not in file] or ["the file of their pictures"]
         raise DataError(f"{tree.name}: holds idx files. Name one: {tree.name}/{f' or {tree.name}/'.join(pictures)}.")
+    strangers = dict[PurePosixPath, str]()
     for file in sorted(tree.files):
         suffix = file.suffix.lower()
         if suffix in _TABLES:
@@ -291,7 +292,12 @@ def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
                 'load_from_disk(FOLDER).to_parquet("rows.parquet"), and name that.'
             )
         if suffix not in ("", *PICTURES, *_UNREADABLE):
-            raise DataError(f"{tree.name}/{file}: unknown kind of file `{suffix}` among pictures. Move it elsewhere.")
+            strangers[file] = f"unknown kind of file `{suffix}` among pictures. Move it elsewhere."
+    tree = replace(tree, files=[file for file in tree.files if file not in strangers])
+    loose = [file for file in loose if file not in strangers]
+    if strangers and not tree.files:
+        file, mistake = next(iter(strangers.items()))
+        raise DataError(f"{tree.name}/{file}: {mistake}")
     if not tree.files and not classes:
         raise DataError(f"{tree.name}: holds no pictures. Known: {', '.join(PICTURES)}.")
     if len(classes) > 1 and all(name.lower() in _SPLITS for name in classes):
@@ -310,13 +316,37 @@ def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
             f"{tree.name}: the folders `{same[0]}` and `{same[1]}` differ only by case or spaces: one class or two? "
             "Put all their pictures into one, or rename one."
         )
+    yield from (RawRow(f"{tree.name}/{file}", mistake=mistake) for file, mistake in strangers.items())
     files = sorted(tree.files, key=lambda file: file.parts)
+    if (masks := _masks(tree, classes)) is not None:
+        raise DataError(
+            f"{tree.name}/{masks[0]}: holds masks of the pictures in {tree.name}/{masks[1]} by its looks (the same "
+            f"names, few colours), and no class. Move it elsewhere, or name {tree.name}/{masks[1]} alone."
+        )
     if classes:
         own_files = [list(own) for _, own in itertools.groupby(files, key=lambda file: file.parts[0])]
         files = [file for turn in itertools.zip_longest(*own_files) for file in turn if file is not None]
     for file in files:
         picture = tree.picture(file)
         yield RawRow(picture.name, {column: picture} if not classes else {column: picture, label: file.parts[0]})
+
+
+def _masks(tree: _Tree, classes: Sequence[str]) -> tuple[str, str] | None:
+    """A folder of masks and that of their pictures: every mask has the name of a picture, and so few colours that they
+    are marks, where pictures have many. None where there are none."""
+    stems = {name: {file.stem for file in tree.files if file.parts[0] == name} for name in classes}
+    pairs = [(one, other) for one, other in itertools.permutations(classes, 2) if stems[one] <= stems[other]]
+    if not pairs:
+        return None
+    first = {name: min(file for file in tree.files if file.parts[0] == name) for name in {*itertools.chain(*pairs)}}
+    try:
+        marks = {
+            name: len(np.unique(tree.picture(file).decode(max_pixels=LARGEST).reshape(-1, 3), axis=0))
+            for name, file in first.items()
+        }
+    except DataError:
+        return None  # whoever decodes all pictures says so of this one
+    return next((pair for pair in pairs if marks[pair[0]] <= MARKS < marks[pair[1]]), None)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -377,6 +407,8 @@ def _ignored(name: str) -> bool:
     )
 
 
+MARKS = 16  # colours of a mask, at most
+LARGEST = 100_000_000  # pixels of a picture that may be a mask
 LABEL = "label"  # column of the class that folders and idx files say
 
 

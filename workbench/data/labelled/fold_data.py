@@ -94,7 +94,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
         features: Needed where `duplicates.features` compares them.
     """
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
-    trains, test = read_training(config.data, reader), read_each(config.data.test_files, reader)
+    trains, test = read_training(config, reader), read_each(config.data.test_files, reader)
     for each in trains.values():
         stratified_folds.require_labelled(RawRows(each.records), each.labels)
     trains, left_out = cleaned(trains, config, reader)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workbench.config import DataConfig, RunConfig
+from workbench.config import RunConfig
 from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data import held_out_split, named_sets, row_order, selection
 from workbench.data.batching import Indices, MicroBatch, Weights, WholeRows
@@ -75,7 +75,19 @@ def require_measured(
             raise DataError(
                 f"{named}: no held-out row has the class `{name}`, which has {trained[name]} training row(s). "
                 "Give it more distinct rows, leave it out, or write classes.every_class=false to accept a class "
-                "without a score."
+                f"without a score.{stratified_folds.several_in_one(meaning.names) if meaning.kind == 'one' else ''}"
+            )
+
+
+def require_kept(train: RecordSource, kept: RecordSource, other: RecordSource) -> None:
+    """Raise DataError where `data.overlap=drop` left no row of a class."""
+    rest = labels.counts(kept.labels)
+    for name, rows in labels.counts(train.labels).items():
+        if name not in rest:
+            raise DataError(
+                f"{train.name}: all {rows} row(s) of the class `{name}` are also in {other.name}, so that "
+                "data.overlap=drop leaves none to learn from. Take them out of one of the two files, or give the class "
+                "other training rows."
             )
 
 
@@ -259,7 +271,7 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     """Read and split; refuses data with nothing to learn or to measure."""
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     held_out, test = (read_each(files, reader) for files in (config.data.held_out_files, config.data.test_files))
-    trains, shares = read_training(config.data, reader), dict[str, RecordSource]()
+    trains, shares = read_training(config, reader), dict[str, RecordSource]()
     if config.data.own_share is not None:
         for name, train in trains.items():
             path = config.data.training_files[name].train
@@ -272,7 +284,9 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
         for other in test.values() if config.data.fold.trains else sets.values():
             drop = config.data.overlap == "drop"
             but = "" if train.records[0].digest else " but for case and punctuation"  # pictures are equal whole
-            train = held_out_split.without_overlap(train, other, drop=drop, but=but)
+            kept = held_out_split.without_overlap(train, other, drop=drop, but=but)
+            require_kept(train, kept, other)
+            train = kept
         trains[name], matched = decontaminated(train, sets, config, reader)
         contamination_reports.append(matched)
     train_labels = [label for train in trains.values() for label in train.labels]
@@ -296,13 +310,14 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     )
 
 
-def read_training(data: DataConfig, reader: RowReader) -> dict[str, RecordSource]:
+def read_training(config: RunConfig, reader: RowReader) -> dict[str, RecordSource]:
     """The training rows of each source by name."""
     read = dict[str, RecordSource]()
-    prefixes = named_sets.prefixes({name: own.train for name, own in data.training_files.items()})
-    for name, own in data.training_files.items():
+    prefixes = named_sets.prefixes({name: own.train for name, own in config.data.training_files.items()})
+    for name, own in config.data.training_files.items():
         with named_sets.naming(prefixes[name]):
             read[name] = reader.read(own.train, limit=own.limit, weighted=True, columns=own.columns)
+            labels.require_classes(config.classes.kind, read[name].labels, source=own.train)
     return read
 
 

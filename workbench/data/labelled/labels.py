@@ -24,6 +24,8 @@ from workbench.schema import did_you_mean
 Label: TypeAlias = str | float | tuple[str, ...]  # a class, a number, or several classes
 Floats: TypeAlias = npt.NDArray[np.float64]
 
+SCALE = 21
+"""Different numbers that labels may be and still name classes, as the steps of a scale from 0 to 10 by halves do."""
 WINNERS = ("a", "b", "tie")
 _WINNERS = {
     **{name: "a" for name in ("a", "model_a", "response_a")},
@@ -107,6 +109,20 @@ def fit(kind: Kind, labels: Sequence[Label], *, source: str) -> Labels:
     # Class 2 comes before class 10.
     integers = all(name.removeprefix("-").isdecimal() for name in class_names)
     return Labels(kind, tuple(sorted(class_names, key=int if integers else str)))
+
+
+def require_classes(kind: Kind, labels: Sequence[Label | None], *, source: str) -> None:
+    """Raise DataError where labels that are to be one class each are numbers: more of them than a scale of ratings
+    has if some have decimals, else more than half as many as there are rows."""
+    names = list(dict.fromkeys(label for label in labels if isinstance(label, str)))
+    if kind != "one" or not all(finite(name) is not None for name in names):
+        return
+    decimals = [name for name in names if not name.removeprefix("-").isdecimal()]
+    if len(names) > max(SCALE, 0 if decimals else len(labels) // 2):
+        raise DataError(
+            f"{source}: the labels are {len(names)} different numbers, such as `{(decimals or names)[0]}`, in "
+            f"{len(labels)} rows. Write classes.kind=number to predict numbers. For classes, give them names."
+        )
 
 
 def require_known(labels: Labels, given: Sequence[Label | None], places: Iterable[str]) -> None:

@@ -165,16 +165,7 @@ def read(
     config = config if weighted else config.unweighted
 
     def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
-        known = (*classes.fields, classes.label, WEIGHT)
-        for name, in_file in config.columns.items():
-            if name not in known:
-                raise DataError(
-                    f"data.columns: `{name}` is no column that recipe classify reads.{did_you_mean(name, known)}"
-                )
-            if in_file not in first.columns and (labelled or name != classes.label):
-                raise DataError(
-                    f"data.columns: {source} has no column `{in_file}`.{did_you_mean(in_file, list(first.columns))}"
-                )
+        require_named(source, first, config, (*classes.fields, classes.label, WEIGHT), classes, labelled=labelled)
         for name in classes.fields:
             if len(classes.fields) == 1 or classes.kind == "pair":
                 _require_column(source, first, config, name)
@@ -203,6 +194,19 @@ def labelled_record(
     return LabelledRecord(
         row, fields, label, 1.0 if named is None else resampling.read_weight(columns.get(WEIGHT), named)
     )
+
+
+def require_named(
+    source: str, row: RawRow, config: DataConfig, known: Sequence[str], classes: ClassesConfig, *, labelled: bool
+) -> None:
+    """Raise DataError where `data.columns` names a column that nothing reads, or that the first row does not have."""
+    for name, in_file in config.columns.items():
+        if name not in known:
+            raise DataError(f"data.columns: `{name}` is no column that is read here.{did_you_mean(name, known)}")
+        if in_file not in row.columns and (labelled or name != classes.label):
+            raise DataError(
+                f"data.columns: {source} has no column `{in_file}`.{did_you_mean(in_file, list(row.columns))}"
+            )
 
 
 def require_label_columns(

@@ -27,6 +27,7 @@ from workbench.data.folds.stratified_folds import (
     bin_numbers,
     make_folds,
     merge_groups,
+    several_in_one,
     singletons,
     ungrouped_leak,
 )
@@ -264,11 +265,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"part": ["7"] * 12},
         ["every row has the value `7`", "folds.column=null"],
     ),
-    "a fold column of other length": (
-        {"column": "part", "k": 5},
-        {"part": ["0", "1", "2"] * 4},
-        ["has 3 values, but folds.k=5", "Write folds.k=3"],
-    ),
     "a class that a fold of the user's does not validate": (
         {"column": "part", "k": 3},
         {"part": [0, 1] * 3 + [0, 1, 2] * 2},
@@ -325,3 +321,19 @@ def test_neither_the_sections_nor_the_folds_need_torch() -> None:
     code = "import sys; " + "; ".join(f"import {module}; print({heavy})" for module in modules)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "[]"]
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["animal", "animal,cat", "cat,pet", "pet"], "classes.separator=','"),
+        (["a; b", "b; c", "a; c"], "classes.separator=';'"),
+        (["Drama|War", "War|Crime", "Crime|Drama"], "classes.separator='|'"),
+        (["Paris, France", "Rome, Italy"], ""),
+        (["card arrival", "card payment", "lost card"], ""),
+        (["a", "b"], ""),
+    ],
+)
+def test_names_that_look_like_several_classes(names: list[str], says: str) -> None:
+    found = several_in_one(names)
+    assert says in found and bool(found) == bool(says)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -287,7 +288,6 @@ MISTAKES: dict[str, dict[str, bytes]] = {
     "holds no pictures": {"LICENSE": b""},
     "labels.csv: a table beside pictures": PICTURES | {"labels.csv": b"a,b"},
     "train/metadata.csv: a table beside pictures": {"train/0.png": b"1", "train/metadata.csv": b"file_name\n0.png"},
-    "unknown kind of file `.npy`": PICTURES | {"a/1.npy": b""},
 }
 
 
@@ -298,6 +298,34 @@ def test_unclear_folders_are_refused(tmp_path: Path, says: str) -> None:
     if "without pictures" not in says:
         assert says in refused(zipped(tmp_path / "plants.zip", MISTAKES[says]))
         assert says in refused(tarred(tmp_path / "plants.tar", MISTAKES[says]))
+
+
+@pytest.mark.parametrize("stranger", ["notes.txt", "a/1.npy", "b/clip.mp4", "read me.pdf", "a/0.png.part"])
+def test_other_files_are_malformed_rows_which_may_be_skipped(tmp_path: Path, stranger: str) -> None:
+    source = filled(tmp_path / "plants", PICTURES | {stranger: b"1"})
+    (malformed,) = (row for row in read_rows(str(source)) if row.mistake)
+    assert malformed.place == f"{source}/{stranger}" and "Move it elsewhere" in malformed.mistake
+    with pytest.raises(DataError, match=r"data\.on_bad_row=skip"):
+        list(convert_rows(str(source), lambda _: _same, refuse=True, skipped=[], reader=read_rows))
+    skipped: list[str] = []
+    assert len(
+        list(convert_rows(str(source), lambda _: _same, refuse=False, skipped=skipped, reader=read_rows))
+    ) == len(PICTURES)
+    assert len(skipped) == 1
+
+
+MASK = encoded(np.eye(8, dtype=np.uint8)[:, :, None].repeat(3, 2) * 255)
+PHOTOGRAPH = encoded(photograph(8, 8, seed=0))
+
+
+def test_masks_beside_their_pictures_are_no_class(tmp_path: Path) -> None:
+    cells = {"images/0.png": PHOTOGRAPH, "images/1.png": PHOTOGRAPH, "masks/0.png": MASK}
+    assert "cells/masks: holds masks of the pictures in" in refused(filled(tmp_path / "cells", cells))
+
+
+@pytest.mark.parametrize("files", [("circles/0.png", MASK), ("images/7.png", PHOTOGRAPH)])
+def test_drawings_and_pictures_of_other_names_are_classes(tmp_path: Path, files: tuple[str, bytes]) -> None:
+    assert len(read(filled(tmp_path / "shapes", {"squares/0.png": MASK, files[0]: files[1]}))) == 2
 
 
 def test_missing_and_broken_sources_are_refused(tmp_path: Path) -> None:

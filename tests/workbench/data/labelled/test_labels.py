@@ -10,6 +10,7 @@ import pytest
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.data.labelled import labels
 from workbench.data.labelled.labels import Label
+from workbench.errors import DataError
 
 KINDS = {kind: ClassesConfig.model_validate({"kind": kind}) for kind in ("one", "several", "number", "pair")}
 
@@ -82,3 +83,22 @@ def test_numbers_come_back() -> None:
 )
 def test_names_that_differ_only_by_case_or_spaces(names: list[str], same: tuple[str, str] | None) -> None:
     assert labels.alike(names) == same
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers"),
+    [
+        ([f"{i}.04" for i in range(60)], True),
+        ([f"{i * 7}" for i in range(60)], True),
+        ([f"-{i}e-3" for i in range(1, 60)], True),
+        ([f"{i / 2}" for i in range(21)] * 2, False),  # a scale of ratings
+        ([str(i) for i in range(77)] * 3, False),  # numbered classes
+        ([f"{i}.04" for i in range(59)] + ["unknown"], False),
+    ],
+)
+def test_numbers_that_are_to_be_classes_are_refused(names: list[str], numbers: bool) -> None:
+    if not numbers:
+        return labels.require_classes("one", names, source="rows.csv")
+    with pytest.raises(DataError, match=r"classes\.kind=number"):
+        labels.require_classes("one", names, source="rows.csv")
+    labels.require_classes("several", names, source="rows.csv")
