@@ -101,7 +101,7 @@ def prepare(config: RunConfig, base: RunConfig, source: TeacherSource, data: Tag
     find(source, config, data.tags)
     if section.unlabelled is None:
         return None
-    read = tagged_rows.read(section.unlabelled, columns=config.data.columns, labelled=False)
+    read = tagged_rows.read(section.unlabelled, config.data, labelled=False)
     known = {row.words for name, rows in data.named().items() if name != "train" for row in rows.rows}
     new = tuple(row for row in read.rows if row.words not in known)
     if not new:

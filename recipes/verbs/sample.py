@@ -220,7 +220,7 @@ def sample(
         {
             "run": provenance.digests(run / "adapter", title="adapter") if (run / "adapter").is_dir() else {},
             "backbone": backbones.file_digests(config.model),
-            "prompts": fingerprint(source),
+            "prompts": fingerprint(source, config.data),
             "overrides": list(overrides),
             "n": settings.n,
             "temperature": settings.temperature,

@@ -139,6 +139,8 @@ def _plain(value: Any, kind: pyarrow.DataType) -> Any:
         return None
     if isinstance(kind, pyarrow.BaseExtensionType):
         return json.loads(value) if kind.extension_name == "arrow.json" else value
+    if pyarrow.types.is_decimal(kind):
+        return int(value) if value == int(value) else float(value)
     if pyarrow.types.is_struct(kind):
         return {field.name: _plain(value[field.name], field.type) for field in kind if value[field.name] is not None}
     if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):

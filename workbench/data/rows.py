@@ -10,19 +10,20 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from workbench.config import DataConfig
 from workbench.data import hub_datasets
 from workbench.data.hub_datasets import rows_of
-from workbench.data.source_files import data_files, kind_of, local_path, opened, readable, text_lines
+from workbench.data.source_files import AS_NAMED, data_files, kind_of, local_path, opened, readable, text_lines
 from workbench.errors import DataError
 from workbench.runs import files
 
 RowT = TypeVar("RowT")
-FileReader = Callable[[Path], Iterator["RawRow"]]
+FileReader = Callable[[Path, DataConfig], Iterator["RawRow"]]
 
 MAX_MISTAKES = 5  # malformed rows that a message shows; reading stops there
 
@@ -36,14 +37,29 @@ class RawRow:
     mistake: str = ""  # why the row is malformed; empty where it is not
 
 
-def read_rows(source: str, *, readers: Mapping[str, FileReader] | None = None) -> Iterator[RawRow]:
+def read_rows(
+    source: str, config: DataConfig = AS_NAMED, *, readers: Mapping[str, FileReader] | None = None
+) -> Iterator[RawRow]:
     """Yield the rows of a file, of a folder of files in the order of their names, or of a hub data set.
 
     Only json files are held in memory as a whole. A malformed row is yielded with its mistake. Raises DataError: a file
-    is missing, empty, of an unknown kind, not UTF-8 or broken as a whole. `readers`: what reads files of some kinds,
-    such as `txt`, in place of their usual reader.
+    is missing, empty, of an unknown kind, not UTF-8 or broken as a whole.
+
+    Args:
+        source: Of these.
+        config: How files are read: its format, header, encoding, labels and label_names are used.
+        readers: What reads files of some kinds, such as `txt`, in place of their usual reader.
     """
-    paths = data_files(source)
+    rows = _file_rows(source, config, {**_READERS, **(readers or {})})
+    if (labels := config.label_files.get(source)) is not None:
+        rows = _labelled(rows, labels, config)
+    if names := _label_names(config):
+        rows = (_named(row, names, config) for row in rows)
+    yield from rows
+
+
+def _file_rows(source: str, config: DataConfig, readers: Mapping[str, FileReader]) -> Iterator[RawRow]:
+    paths = data_files(source, config)
     if paths is None:
         for number, columns in enumerate(hub_datasets.read(source), start=1):
             yield RawRow(place(source, number), columns)
@@ -52,19 +68,22 @@ def read_rows(source: str, *, readers: Mapping[str, FileReader] | None = None) -
         with readable(path):
             if path.stat().st_size == 0:
                 raise DataError(f"{path}: the file is empty (0 bytes). Write it again, or name another one.")
-            yield from {**_READERS, **(readers or {})}[str(kind_of(path))](path)
+            yield from readers[str(kind_of(path, config))](path, config)
 
 
-def fingerprint(source: str) -> str:
-    """Identify the content: SHA-256 of a file, SHA-256 over those of a folder's files, id@commit of a hub data set."""
-    paths = data_files(source)
+def fingerprint(source: str, config: DataConfig = AS_NAMED) -> str:
+    """Identify the content: SHA-256 of a file, SHA-256 over those of a folder's files, id@commit of a hub data set. The
+    files of labels and of their names that `config` gives count too."""
+    paths = data_files(source, config)
     if paths is None:
         return hub_datasets.fingerprint(source)
+    names = config.label_names if isinstance(config.label_names, str) else None
+    beside = [local_path(each) for each in (config.label_files.get(source), names) if each is not None]
     digests = []
-    for path in paths:
+    for path in (*paths, *beside):
         with readable(path):
             digests.append(files.digest(path))
-    if not local_path(source).is_dir():
+    if not local_path(source).is_dir() and not beside:
         return digests[0]
     return hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
 
@@ -72,32 +91,38 @@ def fingerprint(source: str) -> str:
 def convert_rows(
     source: str,
     converter: Callable[[RawRow], Callable[[RawRow], RowT | None]],
+    config: DataConfig,
     *,
-    refuse: bool,
     skipped: list[str],
     limit: int | None = None,
-    reader: Callable[[str], Iterator[RawRow]] = read_rows,
+    reader: Callable[[str], Iterator[RawRow]] | None = None,
 ) -> Iterator[RowT]:
     """Yield the rows of `source`, converted; malformed ones are refused together, or skipped. Raises DataError: the
-    source cannot be read, no row is left, or rows are malformed and `refuse` is set: the message shows up to
-    MAX_MISTAKES of them.
+    source cannot be read, no row is left, or rows are malformed and `config.on_bad_row` is refuse: the message shows up
+    to MAX_MISTAKES of them.
 
     Args:
         source: A path or a hub data set, as `read_rows` takes it.
         converter: Called with the first row that is not malformed; returns the function that converts each row. That
             one raises DataError for a malformed row, and returns None for one that is left out.
-        refuse: Whether malformed rows end the reading, rather than being skipped.
+        config: How files are read, and whether malformed rows end the reading, rather than being skipped.
         skipped: Place and reason of every skipped row are appended.
         limit: Rows to read; None for all.
-        reader: Yields the raw rows of `source`.
+        reader: Yields the raw rows of `source` in place of `read_rows`.
     """
     convert: Callable[[RawRow], RowT | None] | None = None
     mistakes: list[str] = []
     rows_read = converted = 0
-    for row in itertools.islice(reader(source), limit):
+    refuse = config.on_bad_row == "refuse"
+    for row in itertools.islice(read_rows(source, config) if reader is None else reader(source), limit):
         rows_read += 1
         if convert is None and not row.mistake:
-            convert = converter(row)
+            try:
+                convert = converter(row)
+            except DataError:
+                if reader is None:
+                    _require_named_columns(source, config)
+                raise
         try:
             if convert is None or row.mistake:
                 raise DataError(row.mistake)
@@ -142,14 +167,14 @@ def place(name: str, row: int, line: int | None = None) -> str:
     return f"{name}, row {row}" if line in (None, row) else f"{name}, row {row} (line {line})"
 
 
-def _read_jsonl(path: Path) -> Iterator[RawRow]:
+def _read_jsonl(path: Path, config: DataConfig) -> Iterator[RawRow]:
     row = 0
-    for line, text in enumerate(text_lines(path), start=1):
+    for line, text in enumerate(text_lines(path, config.encoding), start=1):
         if not text.strip():
             continue
         row += 1
         if row == 1 and text.lstrip().startswith("["):
-            yield from _read_json(path)  # one array, whatever its name says
+            yield from _read_json(path, config)  # one array, whatever its name says
             return
         location = place(path.name, row, line)
         try:
@@ -160,13 +185,13 @@ def _read_jsonl(path: Path) -> Iterator[RawRow]:
             yield _object_row(location, value, escapes="\\u" in text)
 
 
-def _read_json(path: Path) -> Iterator[RawRow]:
-    text = "".join(text_lines(path))
+def _read_json(path: Path, config: DataConfig) -> Iterator[RawRow]:
+    text = "".join(text_lines(path, config.encoding))
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" and text.lstrip().startswith("{"):
-            yield from _read_jsonl(path)  # an object per line, whatever its name says
+            yield from _read_jsonl(path, config)  # an object per line, whatever its name says
             return
         raise DataError(f"{path}: {_json_mistake(error, text)}") from None
     arrays = {"": value} if isinstance(value, list) else {}
@@ -202,44 +227,81 @@ def _json_mistake(error: Exception, text: str) -> str:
     return f"not valid JSON ({position}: {error.msg}).{hint}"
 
 
-def read_table(path: Path) -> Iterator[RawRow]:
-    """Yield the rows of a csv or tsv file, whose first line is the header."""
-    header: list[str] = []
-    row = 0
-    for line, cells, mistake in (_tsv_cells if kind_of(path) == "tsv" else _csv_cells)(path):
+def read_table(path: Path, config: DataConfig) -> Iterator[RawRow]:
+    """Yield the rows of a csv or tsv file, whose first line is the header unless `config.header` is false."""
+    kind, header, row = str(kind_of(path, config)), list[str](), 0
+    for line, cells, mistake in _CELLS[kind](path, config):
         if not header:
             if mistake:
                 raise DataError(f"{path}: header, line {line}: {mistake}")
-            header = [cell.strip() for cell in cells]
-            duplicates = [name for index, name in enumerate(header) if name and name in header[:index]]
-            if duplicates:
-                raise DataError(f"{path}: the header has the column `{duplicates[0]}` twice. Rename one of them.")
-            separators = [sign for sign in ";\t,|" if sign in header[0]]
-            if len(header) == 1 and separators:
-                remedy = "Rename it to .tsv." if separators[0] == "\t" else "Write it with commas."
-                raise DataError(f"{path}: the header is one column, {excerpt(header[0])}: wrong separator? {remedy}")
-            continue
+            header = [str(number) for number in range(1, len(cells) + 1)]
+            if config.header is not False:
+                header = [cell.strip() for cell in cells]
+                _require_header(path, header)
+                continue
         if not mistake and len(cells) != len(header):
-            mistake = f"{len(cells)} cells, but the header has {len(header)} ({', '.join(header)}). " + (
-                "A tsv file has no quotes: write a tab or a line break in a cell as a space."
-                if kind_of(path) == "tsv"
-                else "Quote a cell that holds the separator or a line break."
+            what = f"the header has {len(header)} ({', '.join(header)})"
+            mistake = (
+                f"{len(cells)} cells, but {what if config.header is not False else f'the first row {len(header)}'}. "
             )
+            mistake += _REMEDIES[kind]
         row += 1
         yield RawRow(place(path.name, row, line), {} if mistake else dict(zip(header, cells, strict=True)), mistake)
 
 
-def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str], str]]:
+def _require_header(path: Path, header: Sequence[str]) -> None:
+    """Raise DataError where the first line of a table cannot be its header."""
+    duplicates = [name for index, name in enumerate(header) if name and name in header[:index]]
+    if duplicates:
+        raise DataError(
+            f"{path}: the header has the column `{duplicates[0]}` twice. Rename one of them, or write "
+            "data.header=false where the first line is a row."
+        )
+    separators = [sign for sign in ";\t,|" if sign in header[0]]
+    if len(header) == 1 and separators:
+        remedy = "Write data.format=tsv." if separators[0] == "\t" else "Write it with commas."
+        raise DataError(f"{path}: the header is one column, {excerpt(header[0])}: wrong separator? {remedy}")
+
+
+_REMEDIES = {
+    "csv": "Quote a cell that holds the separator or a line break.",
+    "tsv": "A tsv file has no quotes: write a tab or a line break in a cell as a space.",
+}
+
+
+def _require_named_columns(source: str, config: DataConfig) -> None:
+    """Raise DataError where the first line of a csv or tsv file looks like a row, not like names of columns."""
+    paths = data_files(source, config)
+    kind = None if paths is None else kind_of(paths[0], config)
+    if config.header is not None or not paths or kind not in _CELLS:
+        return
+    first, *others = itertools.islice((cells for _, cells, _ in _CELLS[kind](paths[0], config) if cells), 50)
+    columns = list(zip(*(cells for cells in others if len(cells) == len(first)), strict=True)) or [()] * len(first)
+    if not any(
+        finite(cell) is not None or len(cell.split()) > 4 or cell in column
+        for cell, column in zip(first, columns, strict=True)
+    ):
+        return
+    text = max(range(len(first)), key=lambda at: len(first[at]) + sum(map(len, columns[at])))
+    labels = sorted({*range(len(first))} - {text}, key=lambda at: len({first[at], *columns[at]}))
+    wanted = ", ".join([*(f"label: {at + 1}" for at in labels[:1]), f"text: {text + 1}"])
+    raise DataError(
+        f"{source}: its first line looks like a row, not like names of columns: {', '.join(map(excerpt, first[:8]))}. "
+        f"Write data.header=false data.columns='{{{wanted}}}', or data.header=true where it does name them."
+    ) from None
+
+
+def _tsv_cells(path: Path, config: DataConfig) -> Iterator[tuple[int, list[str], str]]:
     """Line number and cells of each line that is not empty; a quotation mark is a character like any other."""
-    for line, text in enumerate(text_lines(path), start=1):
+    for line, text in enumerate(text_lines(path, config.encoding), start=1):
         if text := text.rstrip("\r\n"):
             yield line, text.split("\t"), ""
 
 
-def _csv_cells(path: Path) -> Iterator[tuple[int, list[str], str]]:
+def _csv_cells(path: Path, config: DataConfig) -> Iterator[tuple[int, list[str], str]]:
     """Line number, cells and mistake of each row that is not empty; a cell in quotes may hold commas and line ends."""
     csv.field_size_limit(sys.maxsize)  # the default refuses cells above 128 kB
-    reader = csv.reader(text_lines(path), strict=True)
+    reader = csv.reader(text_lines(path, config.encoding), strict=True)
     while True:
         line = reader.line_num + 1
         try:
@@ -254,7 +316,10 @@ def _csv_cells(path: Path) -> Iterator[tuple[int, list[str], str]]:
             yield line, [], mistake
 
 
-def _read_parquet(path: Path) -> Iterator[RawRow]:
+_CELLS = {"csv": _csv_cells, "tsv": _tsv_cells}
+
+
+def _read_parquet(path: Path, config: DataConfig) -> Iterator[RawRow]:
     import pyarrow
     import pyarrow.parquet
 
@@ -272,12 +337,116 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
         ) from None
 
 
-def _read_txt(path: Path) -> Iterator[RawRow]:
+def _read_arrow(path: Path, config: DataConfig) -> Iterator[RawRow]:
+    """Yield the rows of an Arrow file: a stream, as `datasets` writes, or one with a footer."""
+    import pyarrow
+
+    try:
+        with opened(path) as content:
+            footed = content.read(6) == b"ARROW1"
+            content.seek(0)
+            if footed:
+                file = pyarrow.ipc.open_file(content)
+                batches: Iterator[Any] = map(file.get_batch, range(file.num_record_batches))
+            else:
+                batches = iter(pyarrow.ipc.open_stream(content))
+            for number, columns in enumerate((columns for batch in batches for columns in rows_of(batch)), start=1):
+                yield RawRow(place(path.name, number), columns)
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
+        why = str(error).partition("\n")[0]
+        raise DataError(f"{path}: not an Arrow file that can be read: {why}. Write it again.") from None
+
+
+def _read_txt(path: Path, config: DataConfig) -> Iterator[RawRow]:
     row = 0
-    for line, text in enumerate(text_lines(path), start=1):
-        if text.strip():
+    for line, text in enumerate(text_lines(path, config.encoding), start=1):
+        if text.strip() or config.label_files:  # a file of labels has a line for each of these
             row += 1
             yield RawRow(place(path.name, row, line), {"text": text.rstrip("\r\n")})
+
+
+def _read_label_first(path: Path, config: DataConfig) -> Iterator[RawRow]:
+    """Yield the rows of lines such as `DESC:manner How did it end ?` or, as fastText has them, `__label__spam Hi`."""
+    row = 0
+    for line, text in enumerate(text_lines(path, config.encoding), start=1):
+        if not text.strip():
+            continue
+        row += 1
+        found = _LABEL_FIRST.fullmatch(text.strip())
+        where = place(path.name, row, line)
+        if found is None:
+            yield RawRow(
+                where, mistake=f"holds no label and text with white space between them, only {excerpt(text.strip())}."
+            )
+            continue
+        labels = [label.removeprefix("__label__") for label in found["labels"].split()]
+        yield RawRow(where, {"label": labels[0] if len(labels) == 1 else labels, "text": found["text"]})
+
+
+_LABEL_FIRST = re.compile(r"(?P<labels>(__label__\S+)(\s+__label__\S+)*|\S+)\s+(?P<text>\S.*)", re.DOTALL)
+
+
+def _labelled(rows: Iterator[RawRow], labels: str, config: DataConfig) -> Iterator[RawRow]:
+    """Yield rows with the labels that stand beside them in the lines of another file."""
+    with readable(path := local_path(labels)):
+        listed = [line.strip() for line in text_lines(path, config.encoding)]
+    while listed and not listed[-1]:
+        del listed[-1]
+    number = 0
+    for number, row in enumerate(rows, start=1):
+        if number <= len(listed):
+            columns = {**row.columns, config.columns.get("label", "label"): listed[number - 1] or None}
+            yield replace(row, columns=row.columns if row.mistake else columns)
+        elif str(row.columns.get("text", row.mistake) or "").strip():
+            raise DataError(
+                f"{row.place}: {labels} has no label for it, only {len(listed)} lines. Write a label for each row."
+            )
+    if number < len(listed):
+        raise DataError(
+            f"{labels}: has {len(listed)} labels for {number} rows. Write a label for each row, and no more."
+        )
+
+
+def _label_names(config: DataConfig) -> Mapping[str, str]:
+    """The name of each label, as `data.label_names`, or the file that it names, says."""
+    if isinstance(config.label_names, dict):
+        return config.label_names
+    path = local_path(config.label_names)
+    with readable(path):
+        lines = [line.strip() for line in text_lines(path, config.encoding) if line.strip()]
+    if kind_of(path) == "json":
+        try:
+            value = json.loads(" ".join(lines))
+            pairs = [(str(a), str(b)) for a, b in (value.items() if isinstance(value, dict) else enumerate(value))]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise DataError(f"{path}: expected an object of labels and names, or a list of names ({error}).") from None
+    else:
+        found = [each for each in map(_LABEL_NAME.fullmatch, lines) if each is not None]
+        pairs = [(each[1] or each[4], each[2] or each[5]) for each in found]
+        if len(found) < len(lines):
+            pairs = [(str(number), line) for number, line in enumerate(lines)]
+    if all(finite(name) is not None and finite(label) is None for label, name in pairs):
+        pairs = [(label, name) for name, label in pairs]  # {name: number}, as label2id has them
+    return dict(pairs)
+
+
+# A label, a tab and its name, and what else stands behind a tab; or a number and a name.
+_LABEL_NAME = re.compile(r"([^\t]*\S)\s*\t\s*([^\t]*\S)\s*(\t.*)?|(-?\d+)\s*[,:= ]\s*(.+)")
+
+
+def _named(row: RawRow, names: Mapping[str, str], config: DataConfig) -> RawRow:
+    """The row with the names of its labels, which stay as they are where they are names already."""
+    column = config.columns.get("label", "label")
+    if (value := row.columns.get(column)) is None:
+        return row
+    given = value if isinstance(value, list) else [value]
+    keys = [str(int(each)) if isinstance(each, float) and each.is_integer() else str(each).strip() for each in given]
+    if unknown := [key for key in keys if key not in names and key not in names.values()]:
+        known = excerpt(", ".join(names))
+        mistake = f"`{column}` is {excerpt(unknown[0])}, and data.label_names names {known} only. Name it there too."
+        return replace(row, mistake=mistake)
+    found = [names.get(key, key) for key in keys]
+    return replace(row, columns={**row.columns, column: found if isinstance(value, list) else found[0]})
 
 
 UNIVERSAL = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -285,7 +454,7 @@ UNIVERSAL = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "
 _PREFIXED_TAG = re.compile(r"O|[BIMLEUS]-.+")
 
 
-def read_columns(path: Path) -> Iterator[RawRow]:
+def read_columns(path: Path, config: DataConfig) -> Iterator[RawRow]:
     """Yield the sentences of a CoNLL file: a word per line, with its columns, and an empty line after each sentence.
 
     Columns stand between tabs or, in a file without tabs, between spaces. Lines of `-DOCSTART-` and comments are
@@ -295,13 +464,22 @@ def read_columns(path: Path) -> Iterator[RawRow]:
         A row per sentence. Its columns are lists with an item per word, under their numbers (`1` is the first) and in
         CoNLL-U under their names too; `lines` has the line of each word, and `text` what a comment `# text =` holds.
     """
-    first = next((line for line in text_lines(path) if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
-    first = first or next((line for line in text_lines(path) if line.startswith("#") and "\t" in line), "")
+    first = next(
+        (
+            line
+            for line in text_lines(path, config.encoding)
+            if line.strip() and not line.startswith(("#", "-DOCSTART-"))
+        ),
+        "",
+    )
+    first = first or next(
+        (line for line in text_lines(path, config.encoding) if line.startswith("#") and "\t" in line), ""
+    )
     tabs = "\t" in first
     width = len(_cells(first, tabs))
     universal = tabs and width == len(UNIVERSAL) and re.fullmatch(r"\d+([-.]\d+)?", first.split("\t")[0]) is not None
     row, words, lines, text, mistake = 0, list[list[str]](), list[int](), "", ""
-    for number, line in enumerate(itertools.chain(text_lines(path), [""]), start=1):
+    for number, line in enumerate(itertools.chain(text_lines(path, config.encoding), [""]), start=1):
         cells = _cells(line, tabs)
         if not any(cells) or cells[0] == "-DOCSTART-":
             if lines:
@@ -349,7 +527,9 @@ _READERS: dict[str, FileReader] = {
     "csv": read_table,
     "tsv": read_table,
     "parquet": _read_parquet,
+    "arrow": _read_arrow,
     "txt": _read_txt,
+    "label_first": _read_label_first,
     "conll": read_columns,
 }
 

@@ -7,6 +7,7 @@ import codecs
 import difflib
 import gzip
 import io
+import json
 import lzma
 import os
 import zlib
@@ -15,9 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from workbench.config import DataConfig
 from workbench.data import hub_datasets, starter
 from workbench.errors import DataError
 
+AS_NAMED = DataConfig(train="rows")
+"""How files are read about which nothing is said: as their names tell."""
 KINDS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -25,6 +29,7 @@ KINDS = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
+    ".arrow": "arrow",
     ".txt": "txt",
     ".conll": "conll",
     ".conllu": "conll",
@@ -32,6 +37,7 @@ KINDS = {
     ".bio": "conll",
 }
 """What a file holds, by the end of its name."""
+_SELF_EVIDENT = ("jsonl", "json", "parquet", "arrow")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _KNOWN = f"{', '.join(KINDS)}, also compressed ({', '.join(COMPRESSED)})"
 _SUBFOLDERS = "Subfolders are not read, unless data.format=image reads them as classes of pictures."
@@ -42,9 +48,25 @@ def local_path(source: str) -> Path:
     return Path(os.path.expanduser(starter.resolve(source)))
 
 
-def kind_of(path: Path) -> str | None:
-    """What a file holds, by its name; None where that does not tell."""
-    return KINDS.get(_suffix(path))
+def kind_of(path: Path, config: DataConfig = AS_NAMED) -> str | None:
+    """What a file holds, by its name, or by `config.format`; None where neither tells."""
+    by_name = KINDS.get(_suffix(path))
+    if by_name in _SELF_EVIDENT or config.format in ("auto", "image"):
+        return by_name
+    if config.row_format == "auto":
+        return config.format
+    return by_name or _sniffed(path, config)
+
+
+def _sniffed(path: Path, config: DataConfig) -> str | None:
+    """What a file holds, by its beginning."""
+    if not path.is_file():
+        return None
+    with readable(path), opened(path) as file:
+        head = file.readline(4096)
+    starts = {b"PAR1": "parquet", b"ARROW1": "arrow", b"{": "jsonl", b"[": "json"}
+    found = next((kind for start, kind in starts.items() if head.lstrip().startswith(start)), None)
+    return found or ("txt" if config.format == "text" else "tsv" if b"\t" in head else "csv")
 
 
 def _suffix(path: Path) -> str:
@@ -53,18 +75,21 @@ def _suffix(path: Path) -> str:
     return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
 
 
-def data_files(source: str) -> list[Path] | None:
-    """The files of a path, or None where `source` names a hub data set."""
+def data_files(source: str, config: DataConfig = AS_NAMED) -> list[Path] | None:
+    """The files of a path, or None where `source` names a hub data set. `config`: says what files hold whose names do
+    not tell."""
     path = local_path(source)
     if os.path.isdir(path):
+        if (saved := _saved_to_disk(path)) is not None:
+            return saved
         # Readme and licence files are ignored; any other unknown file is refused: it could be data that goes unread.
         paths = [p for p in sorted(path.iterdir()) if p.is_file() and p.suffix not in ("", ".md") and p.name[0] != "."]
         if not paths:
             raise DataError(f"{path}: the folder holds no data file. Known: {_KNOWN}. {_SUBFOLDERS}")
         for each in paths:
-            if kind_of(each) is None:
+            if kind_of(each, config) is None:
                 raise DataError(f"{each}: unknown kind of file `{_suffix(each)}`. Known: {_KNOWN}. Move it elsewhere.")
-        kinds = {kind_of(each): each.name for each in paths}
+        kinds = {kind_of(each, config): each.name for each in paths}
         if len(kinds) > 1:
             raise DataError(
                 f"{path}: the folder mixes kinds of files: {', '.join(kinds.values())}. "
@@ -72,8 +97,11 @@ def data_files(source: str) -> list[Path] | None:
             )
         return paths
     if os.path.exists(path):
-        if kind_of(path) is None:
-            raise DataError(f"{path}: unknown kind of file `{_suffix(path)}`. Known: {_KNOWN}.")
+        if kind_of(path, config) is None:
+            raise DataError(
+                f"{path}: unknown kind of file `{_suffix(path)}`. Known: {_KNOWN}. Write data.format=tsv, or "
+                "what else it holds: csv, jsonl, txt, label_first (a label and a text on each line)."
+            )
         return [path]
     parent_exists = len(path.parts) > 1 and os.path.isdir(path.parent)
     if hub_datasets.is_id(source) and not parent_exists and kind_of(path) is None:
@@ -90,6 +118,23 @@ def data_files(source: str) -> list[Path] | None:
         f"{source}: neither a file or folder nor a hub data set, which is written owner/name such as openai/gsm8k. "
         f"Data files in {path.parent.absolute()}: {', '.join(candidates[:8]) or 'none'}."
     )
+
+
+def _saved_to_disk(folder: Path) -> list[Path] | None:
+    """The files of a Dataset that `save_to_disk` wrote, of the split `train` of a DatasetDict; None for others."""
+    try:
+        if (listed := folder / "dataset_dict.json").is_file():
+            splits = json.loads(listed.read_text())["splits"]
+            if "train" not in splits:
+                raise DataError(
+                    f"{folder}: a DatasetDict of the splits {', '.join(splits)}. Write {folder / splits[0]} for one."
+                )
+            folder /= "train"
+        if not (state := folder / "state.json").is_file():
+            return None
+        return [folder / each["filename"] for each in json.loads(state.read_text())["_data_files"]]
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        raise DataError(f"{folder}: not a data set that can be read ({error}). Save it again.") from None
 
 
 @contextmanager
@@ -132,22 +177,31 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def text_lines(path: Path) -> Iterator[str]:
-    """Decoded lines with their line ends; raises DataError with line and byte where one is not UTF-8."""
+def text_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
+    """Decoded lines with their line ends; raises DataError with line and byte where one cannot be decoded."""
     offset = number = 0
     with opened(path) as file:
+        if "\n".encode(encoding) != b"\n":  # utf-16 and the like
+            try:
+                with io.TextIOWrapper(file, encoding, newline="\n") as text_file:
+                    yield from text_file
+            except UnicodeError as error:
+                raise DataError(
+                    f"{path}: not {encoding} text: {error}. Write data.encoding=utf-8, or another."
+                ) from None
+            return
         # Split bytes on \n: text mode hides the offset, and str.splitlines also splits on characters inside a row.
         for block in file:
             # A file without \n has the line ends of old Macs.
             for raw in block.splitlines(keepends=True) if not (number or block.endswith(b"\n")) else (block,):
                 number += 1
                 try:
-                    text = raw.decode("utf-8")
+                    text = raw.decode(encoding)
                 except UnicodeDecodeError as error:
-                    encoding = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "latin1"
+                    likely = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "latin1"
                     raise DataError(
-                        f"{path}: not UTF-8 text: byte 0x{raw[error.start]:02X} at offset {offset + error.start} "
-                        f"(line {number}). Convert it: iconv -f {encoding} -t utf-8 {path.name} > utf8-{path.name}"
+                        f"{path}: not {encoding.upper()} text: byte 0x{raw[error.start]:02X} at offset "
+                        f"{offset + error.start} (line {number}). Write data.encoding={likely}, or what it is."
                     ) from None
                 yield text.removeprefix("\ufeff") if number == 1 else text
                 offset += len(raw)

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from workbench.config import DataConfig
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint, read_columns, read_rows, read_table
-from workbench.data.source_files import text_lines
+from workbench.data.source_files import AS_NAMED, text_lines
 from workbench.errors import BackboneError, DataError, FileError
 from workbench.runs import files
 from workbench.schema import did_you_mean
@@ -101,9 +102,8 @@ class TaggedRows:
 
 def read(
     source: str,
+    config: DataConfig = AS_NAMED,
     *,
-    columns: Mapping[str, str] | None = None,
-    refuse: bool = True,
     labelled: bool = True,
     scheme: Scheme | None = None,
     names: Sequence[str] = (),
@@ -113,20 +113,20 @@ def read(
 
     `.conll`, `.conllu`, `.iob`, `.bio`, `.txt`, and `.tsv` without a header of known names, are files of columns: words
     are in the first and tags in the last column, in CoNLL-U in `form` and `upos`. Raises DataError: the source cannot
-    be read; or rows are malformed and `refuse` is set, as where the numbers of words and tags differ, a tag cannot
-    follow the one before it, spans overlap or lie outside of the text.
+    be read; or rows are malformed and `config.on_bad_row` is refuse, as where the numbers of words and tags differ, a
+    tag cannot follow the one before it, spans overlap or lie outside of the text.
 
     Args:
-        columns: Which column of the file stands for `tokens`, `tags`, `text` or `entities`. Columns of CoNLL files have
-            numbers from 1, those of CoNLL-U also their names: `{"tags": "4"}`, `{"tags": "xpos"}`.
-        refuse: Whether malformed rows end the reading, rather than being skipped.
+        config: How files are read. Its `columns` say which column of the file stands for `tokens`, `tags`, `text` or
+            `entities`. Columns of CoNLL files have numbers from 1, those of CoNLL-U also their names: `{"tags": "4"}`,
+            `{"tags": "xpos"}`.
         labelled: Whether rows have tags; tags are ignored otherwise.
         scheme: That of the tags; None: it is recognised from all of them.
         names: Names of the tags where the file holds their numbers, from 0.
         limit: Rows to read; None for all.
     """
-    renames = dict(columns or {})
-    raws = list(itertools.islice(read_rows(source, readers=_READERS), limit))
+    renames = config.columns
+    raws = list(itertools.islice(read_rows(source, config, readers=_READERS), limit))
     found = scheme or (_scheme_of(raws, renames, names) if labelled else "plain")
 
     def converter(first: RawRow) -> Any:
@@ -154,8 +154,8 @@ def read(
         return lambda raw: _row(raw, renames, names, found, labelled=labelled)
 
     skipped: list[str] = []
-    rows = tuple(convert_rows(source, converter, refuse=refuse, skipped=skipped, reader=lambda _: iter(raws)))
-    return TaggedRows(source, fingerprint(source), rows, found, tuple(skipped))
+    rows = tuple(convert_rows(source, converter, config, skipped=skipped, reader=lambda _: iter(raws)))
+    return TaggedRows(source, fingerprint(source, config), rows, found, tuple(skipped))
 
 
 def text_row(text: str, *, place: str = "text") -> TaggedRow:
@@ -163,10 +163,11 @@ def text_row(text: str, *, place: str = "text") -> TaggedRow:
     return _row(RawRow(place, {"text": text}), {}, (), "plain", labelled=False)
 
 
-def _read_tsv(path: Path) -> Iterator[RawRow]:
+def _read_tsv(path: Path, config: DataConfig) -> Iterator[RawRow]:
     """The rows below a header that names columns of tagged rows; without one, the sentences of a file of columns."""
-    header = {cell.strip() for cell in next(text_lines(path), "").split("\t")}
-    return read_table(path) if header & {"text", *TOKEN_COLUMNS} else read_columns(path)
+    header = {cell.strip() for cell in next(text_lines(path, config.encoding), "").split("\t")}
+    read = read_table if header & {"text", *TOKEN_COLUMNS} else read_columns
+    return read(path, config)
 
 
 _READERS = {"txt": read_columns, "tsv": _read_tsv}

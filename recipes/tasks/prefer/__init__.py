@@ -11,7 +11,7 @@ from workbench.config.task_facts import TaskFacts, register
 def _check(config: RunSections) -> Iterator[str]:
     yield from config.prefer.misfits(margin=any(MARGIN in own.columns for own in config.data.training_files.values()))
     data = config.data
-    if data.format not in ("auto", "preference"):
+    if data.row_format not in ("auto", "preference"):
         yield f"data.format={data.format} judges no answers. recipe=prefer reads data.format=preference; leave it out."
     if data.loss_on != "assistant":
         yield "recipe=prefer compares answers, and nothing else carries loss: leave data.loss_on out."

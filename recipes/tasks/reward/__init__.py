@@ -13,7 +13,7 @@ _OF_ROWS = ("decontaminate", "select", "sampling", "curriculum", "length_warm_up
 def _check(config: RunSections) -> Iterator[str]:
     data, process = config.data, config.reward.kind == "process"
     wanted, what = ("stepwise", "rates no steps") if process else ("preference", "judges no answers")
-    if data.format not in ("auto", wanted):
+    if data.row_format not in ("auto", wanted):
         yield (
             f"data.format={data.format} {what}. recipe=reward with reward.kind={config.reward.kind} reads "
             f"data.format={wanted}; leave it out."

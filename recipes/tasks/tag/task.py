@@ -203,8 +203,7 @@ def _read(source: str, config: RunConfig) -> _Source:
     data, scheme = config.data, config.section(TagConfig).scheme
     read: TaggedRows = tagged_rows.read(
         source,
-        columns=data.columns,
-        refuse=data.on_bad_row == "refuse",
+        data,
         scheme=None if scheme == "auto" else scheme,
         limit=data.limit if source == data.train else None,
     )
@@ -219,7 +218,7 @@ def _held_out(source: _Source, config: RunConfig) -> tuple[_Source, _Source]:
     if fold.of is not None:
         pairs = zip(source.records, strata, strict=True)
         rows = [FoldRow(each.place, each.key, each.key, types) for each, types in pairs]
-        part = held_fold.split(fold, rows, source=config.data.train, seed=config.rows_seed)
+        part = held_fold.split(fold, rows, config=config.data, seed=config.rows_seed)
         return source.subset(part.train_N), source.subset(part.validation_N)
     assert share is not None
     held_N = hold_out(strata, groups=(each.key for each in source.records), share=share, seed=config.rows_seed)
@@ -244,9 +243,7 @@ def _encoded(encoder: TagEncoder, sources: Sequence[_Source]) -> TaggedSet:
 
 def unlabelled(source: str, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TaggedSet:
     """The rows of a file, without tags."""
-    read = tagged_rows.read(
-        source, columns=config.data.columns, refuse=config.data.on_bad_row == "refuse", labelled=False
-    )
+    read = tagged_rows.read(source, config.data, labelled=False)
     encoder = TagEncoder(tokenizer, None, max_tokens=config.data.max_tokens)
     return _encoded(encoder, [_Source(read.name, read.fingerprint, read.rows, read.scheme, read.skipped)])
 

@@ -15,6 +15,7 @@ from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, Entities
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tests.conftest import FILES, MINILM, STORIES
+from workbench.config import DataConfig
 from workbench.data import tagged_rows
 from workbench.data.starter import FOLDER
 from workbench.data.tagged_rows import EntitySpan, TagEncoder, TaggedRow, TaggedRows, TagSet, spans_of, tags_of
@@ -25,7 +26,8 @@ TAGGED = FILES / "tagged"
 
 def read(tmp_path: Path, content: str, name: str = "a.conll", **options: Any) -> TaggedRows:
     (tmp_path / name).write_text(content, encoding="utf-8")
-    return tagged_rows.read(str(tmp_path / name), **options)
+    config = DataConfig(train="-", **{key: options.pop(key) for key in ("columns", "on_bad_row") if key in options})
+    return tagged_rows.read(str(tmp_path / name), config, **options)
 
 
 def rows_of(tmp_path: Path, *rows: dict[str, Any], **options: Any) -> TaggedRows:
@@ -60,7 +62,8 @@ def test_parts_of_speech_of_ewt() -> None:
     assert all(row.text[a:b] == word for row in found.rows for word, (a, b) in zip(row.words, row.offsets, strict=True))
     assert not any("'t" in word and len(word) > 3 for row in found.rows for word in row.words), "no ranges of words"
     by_name, by_number = (
-        tagged_rows.read(str(TAGGED / "ewt.conllu"), columns={"tags": name}) for name in ("xpos", "5")
+        tagged_rows.read(str(TAGGED / "ewt.conllu"), DataConfig(train="-", columns={"tags": name}))
+        for name in ("xpos", "5")
     )
     assert by_name.rows[0].tags == by_number.rows[0].tags == ("IN", "DT", "NNP", "VBZ", "DT", "NN", ":")
 
@@ -154,7 +157,7 @@ def test_spans_that_cannot_be_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=f"a.jsonl, row 1: .*{message}"):
         rows_of(tmp_path, {"text": "hello world", "entities": spans})
     good = {"text": "hello world", "entities": []}
-    found = rows_of(tmp_path, {"text": "hello world", "entities": spans}, good, refuse=False)
+    found = rows_of(tmp_path, {"text": "hello world", "entities": spans}, good, on_bad_row="skip")
     assert len(found.rows) == 1 and found.skipped[0].startswith("a.jsonl, row 1: ")
 
 

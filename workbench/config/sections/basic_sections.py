@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast, get_args
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -32,6 +33,21 @@ MARGIN = "margin"
 Share = Annotated[float, Field(gt=0, lt=1)]
 Every = Annotated[int, Field(gt=0, strict=True)] | Share
 """A number of steps, or a share of the run between 0 and 1."""
+RowFormat = Literal[
+    "auto",
+    "messages",
+    "sharegpt",
+    "alpaca",
+    "prompt_completion",
+    "question_answer",
+    "text_label",
+    "text",
+    "preference",
+    "stepwise",
+    "conversation_tree",
+    "image",
+]
+FileKind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "txt", "conll", "label_first"]
 Checkpointing = bool | Literal["auto", "elementwise"] | Share
 """Activations that are recomputed: of all blocks or none, of elementwise operations, or of a share of the blocks."""
 
@@ -113,6 +129,13 @@ class HeldOutFold(Section):
     of training rows."""
 
 
+def _of_texts(value: object) -> object:
+    """A mapping whose numbers, which YAML tells from texts, are texts."""
+    if not isinstance(value, dict):
+        return value
+    return {str(key): str(each) if type(each) is int else each for key, each in value.items()}
+
+
 class DataConfig(Section):
     """Rows to train on, to hold out and to test on, and what is done to them before."""
 
@@ -131,22 +154,22 @@ class DataConfig(Section):
     fold: HeldOutFold = HeldOutFold()
     test: str | dict[str, str] | None = None
     """A file that is scored once, at the end, or several by name, each with scores of its own."""
-    format: Literal[
-        "auto",
-        "messages",
-        "sharegpt",
-        "alpaca",
-        "prompt_completion",
-        "question_answer",
-        "text_label",
-        "text",
-        "preference",
-        "stepwise",
-        "conversation_tree",
-        "image",
-    ] = "auto"
-    """How a row is read. `auto` looks at its columns; `image`: a labelled picture, for a vision backbone."""
-    columns: dict[str, str] = Field(default_factory=dict)
+    format: RowFormat | FileKind = "auto"
+    """How a row is read. `auto` looks at its columns; `image`: a labelled picture, for a vision backbone. Or what a
+    file holds whose name does not tell, such as `tsv`; `label_first`: on each line a label, white space and a text,
+    such as `DESC:manner How did it end ?`, or `__label__spam Win now`."""
+    header: bool | None = None
+    """Whether the first line of a csv or tsv file names the columns. false: they are numbered from 1, as in
+    data.columns='{label: 1, text: 2}'. null: it names them."""
+    encoding: str = "utf-8"
+    """How text files are encoded, such as latin1 or utf-16."""
+    labels: dict[str, str] | str = Field(default_factory=dict)
+    """Files that stand beside files of text and have the label of each of their lines: data.labels=FILE for
+    `data.train`, or {file of text: file of labels} for held-out and test files too."""
+    label_names: Annotated[dict[str, str] | str, BeforeValidator(_of_texts)] = Field(default_factory=dict)
+    """Names of labels, such as {0: negative, 1: positive}, or a file of them: on each line a label and its name, or a
+    name alone, which are numbered from 0."""
+    columns: Annotated[dict[str, str], BeforeValidator(_of_texts)] = Field(default_factory=dict)
     """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}. {weight: found} names one
     with how often each training row counts in the loss, 1e-6 to 1e6; the loss is divided by the sum of the weights.
     {margin: found} names one with by how much the reward of the chosen answer is to be higher (recipe prefer)."""
@@ -184,6 +207,20 @@ class DataConfig(Section):
     """Recipe crossval: train all folds again without the training rows whose label is probably wrong (suspects.parquet
     lists them), and keep that where it makes the other labels likelier out of fold. Rows that a
     fold is validated on stay in its scores."""
+
+    @property
+    def row_format(self) -> RowFormat:
+        """How a row is read; `auto` where `format` says what a file holds."""
+        return "auto" if self.format in get_args(FileKind) else cast(RowFormat, self.format)
+
+    def differs(self, key: str) -> bool:
+        """Whether the value of a key is not its default; a `format` that says what a file holds is none of rows."""
+        return self.row_format != "auto" if key == "format" else super().differs(key)
+
+    @property
+    def label_files(self) -> dict[str, str]:
+        """The file of labels beside each file of texts that has one."""
+        return {} if isinstance(self.labels, str) else self.labels
 
     @property
     def own_share(self) -> float | None:
@@ -233,6 +270,24 @@ class DataConfig(Section):
         own = {"train": source.path, "limit": source.limit or self.limit, "columns": source.columns or self.columns}
         return self.model_copy(update={**own, "sources": {}})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _labelled(cls, values: object) -> object:
+        if isinstance(values, dict) and isinstance(values.get("labels"), str) and values.get("train"):
+            return {**values, "labels": {values["train"]: values["labels"]}}
+        return values
+
+    @field_validator("encoding")
+    @classmethod
+    def _of_text(cls, encoding: str) -> str:
+        try:
+            "a".encode(encoding)
+        except LookupError:
+            raise ValueError(
+                f"no such encoding `{encoding}`. Write one such as utf-8, latin1, cp1252 or utf-16."
+            ) from None
+        return encoding
+
     @field_validator("train", mode="before")
     @classmethod
     def _named(cls, value: object) -> object:
@@ -262,6 +317,12 @@ class DataConfig(Section):
         paths = [source.path for source in self.sources.values()]
         if twice := [path for path in paths if paths.count(path) > 1]:
             raise ValueError(f"sources names {twice[0]} twice. Give it one name and a larger weight.")
+        known = [self.train, *paths, *self.held_out_files.values(), *self.test_files.values()]
+        for path in self.label_files.keys() - {*known}:
+            raise ValueError(
+                f"labels: {path} is no file that data names.{did_you_mean(path, known)} Write data.labels as "
+                "{file of text: file of labels}."
+            )
         return self
 
     @field_validator("clean")

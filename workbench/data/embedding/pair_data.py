@@ -196,7 +196,7 @@ def _split(source: PairSource, data: DataConfig, *, seed: int) -> tuple[PairSour
             FoldRow(record.place, record.key, group, classes)
             for record, group, classes in zip(source.records, groups, strata, strict=True)
         ]
-        part = held_fold.split(data.fold, fold_rows, source=data.train, seed=seed)
+        part = held_fold.split(data.fold, fold_rows, config=data, seed=seed)
         return source.subset(part.train_N), source.subset(part.validation_N)
     share = data.own_share
     assert share is not None

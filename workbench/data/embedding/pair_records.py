@@ -100,8 +100,8 @@ def read(source: str, config: DataConfig, *, limit: int | None = None, form: For
         return lambda row: _record(row, own, renamed(row.columns, config.columns))
 
     skipped: list[str] = []
-    records = tuple(convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped, limit=limit))
-    return PairSource(source, fingerprint(source), forms[0], records, tuple(skipped))
+    records = tuple(convert_rows(source, converter, config, skipped=skipped, limit=limit))
+    return PairSource(source, fingerprint(source, config), forms[0], records, tuple(skipped))
 
 
 def _form(source: str, row: RawRow, renames: Mapping[str, str]) -> Form:
@@ -202,7 +202,7 @@ def read_asked(source: str, config: DataConfig, skipped: list[str]) -> list[Aske
 
         return asked
 
-    return list(convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped))
+    return list(convert_rows(source, converter, config, skipped=skipped))
 
 
 class GivenText(NamedTuple):
@@ -230,5 +230,5 @@ def read_texts(source: str, config: DataConfig, skipped: list[str]) -> tuple[lis
         chosen.append(names[0])
         return lambda row: GivenText(row.place, _text(renamed(row.columns, config.columns), names[0]))
 
-    texts = list(convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped))
+    texts = list(convert_rows(source, converter, config, skipped=skipped))
     return texts, chosen[0] in PASSAGES

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.config.sections.basic_sections import HeldOutFold
+from workbench.config.sections.basic_sections import DataConfig, HeldOutFold
 from workbench.config.sections.folds_config import FoldsConfig
 from workbench.data.folds import duplicates, stratified_folds
 from workbench.data.folds.stratified_folds import Class, Split
@@ -31,11 +31,11 @@ class FoldRow(NamedTuple):
     """What each fold gets its share of."""
 
 
-def split(fold: HeldOutFold, rows: Sequence[FoldRow], *, source: str, seed: int) -> Split:
+def split(fold: HeldOutFold, rows: Sequence[FoldRow], *, config: DataConfig, seed: int) -> Split:
     """The rows that train (N,) and those of the fold, which are held out (N,).
 
     Args:
-        source: The file that the rows are from.
+        config: Its `train` is the file that the rows are from.
         seed: Decides the folds.
 
     Raises:
@@ -45,7 +45,7 @@ def split(fold: HeldOutFold, rows: Sequence[FoldRow], *, source: str, seed: int)
     assert fold.of is not None
     raw = [RawRow(row.place) for row in rows]
     if fold.group or fold.column or fold.time:
-        columns = {row.place: row.columns for row in read_rows(source)}
+        columns = {row.place: row.columns for row in read_rows(config.train, config)}
         raw = [RawRow(row.place, columns[row.place]) for row in rows]
     folds = stratified_folds.deal(
         FoldsConfig(k=fold.of, repeats=fold.repeat + 1, group=fold.group, column=fold.column, time=fold.time),

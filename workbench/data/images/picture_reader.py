@@ -238,12 +238,13 @@ class PictureReader:
             return partial(records.labelled_record, config=data, classes=self.classes, labelled=labelled)
 
         skipped: list[str] = []
-        refuse = self.data.on_bad_row == "refuse"
         rows = partial(picture_sources.read_rows, column=self.image.column)
-        converted = list(convert_rows(source, converter, refuse=refuse, skipped=skipped, limit=limit, reader=rows))
+        converted = list(convert_rows(source, converter, data, skipped=skipped, limit=limit, reader=rows))
         fingerprint = picture_sources.fingerprint(source, self.image.column)
         return self._stored(
-            RecordSource(source, fingerprint, tuple(converted), tuple(skipped)), refuse=refuse, labelled=labelled
+            RecordSource(source, fingerprint, tuple(converted), tuple(skipped)),
+            refuse=data.on_bad_row == "refuse",
+            labelled=labelled,
         )
 
     def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:

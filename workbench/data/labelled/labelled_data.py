@@ -46,7 +46,8 @@ def split_off(source: RecordSource, config: RunConfig, path: str) -> tuple[Recor
             FoldRow(record.place, record.key, record.key, classes)
             for record, classes in zip(source.records, by_label, strict=True)
         ]
-        part = held_fold.split(fold, rows, source=path, seed=config.rows_seed)
+        read_as = config.data.model_copy(update={"train": path})
+        part = held_fold.split(fold, rows, config=read_as, seed=config.rows_seed)
         return source.subset(part.train_N), source.subset(part.validation_N)
     assert share is not None
     strata = stratified_folds.strata_of(source.labels, k=max(2, round(1 / share)))

@@ -173,9 +173,9 @@ def read(
         return partial(_record, config=config, classes=classes, labelled=labelled)
 
     skipped: list[str] = []
-    records = convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped, limit=limit)
+    records = convert_rows(source, converter, config, skipped=skipped, limit=limit)
     table = RecordTable.of(records)  # read before what was skipped is known
-    return RecordSource(source, fingerprint(source), table, tuple(skipped))
+    return RecordSource(source, fingerprint(source, config), table, tuple(skipped))
 
 
 def labelled_record(
@@ -223,8 +223,14 @@ def _require_column(source: str, row: RawRow, config: DataConfig, name: str) -> 
     if name not in renamed(row.columns, config.columns):
         columns = ", ".join(f"`{each[:60]}`" for each in row.columns) or "none"
         raise DataError(
-            f"{source}: has no column `{name}` among its columns {columns}. Write data.columns='{{{name}: NAME}}' "
-            "with its name, or classes.text with the columns that the model reads."
+            f"{source}: has no column `{name}` among its columns {columns}. Write "
+            + (
+                "data.format=label_first where each line begins with its label, or data.labels=FILE where labels are "
+                "the lines of another file."
+                if {*row.columns} == {"text"}
+                else f"data.columns='{{{name}: NAME}}' with its name, or classes.text with the columns that the model "
+                "reads."
+            )
         )
 
 

@@ -17,7 +17,6 @@ from workbench.data.rows import (
     fingerprint,
     number_of,
     optional_string,
-    read_rows,
     string_of,
 )
 from workbench.data.text.messages import Message, last_answer_only, message_of, messages_of, tools_of, without_loss
@@ -27,7 +26,7 @@ from workbench.schema import did_you_mean
 __all__ = ["Conversion", "Example", "answered", "convert", "fingerprint", "read", "renamed"]
 
 Columns = Mapping[str, Any]
-Reader = Callable[[str, Mapping[str, str]], Iterator[RawRow]]  # from a source and the renamed columns to its raw rows
+Reader = Callable[[str, DataConfig], Iterator[RawRow]]  # from a source, and how it is read, to its raw rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +102,8 @@ def read(
 
         return convert
 
-    refuse = config.on_bad_row == "refuse"
-    raw = read_rows if reader is None else lambda source: reader(source, config.columns)
-    return convert_rows(source, converter, refuse=refuse, skipped=skipped, limit=limit, reader=raw)
+    raw = None if reader is None else lambda source: reader(source, config)
+    return convert_rows(source, converter, config, skipped=skipped, limit=limit, reader=raw)
 
 
 def convert(row: RawRow, config: DataConfig) -> Example | None:

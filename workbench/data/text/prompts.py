@@ -41,7 +41,7 @@ def read_questions(
     reasons of rows that `config.on_bad_row` leaves out are appended."""
     skipped = [] if skipped is None else skipped
     question_count = 0
-    rows = list(read_rows(source))
+    rows = list(read_rows(source, config))
     if not rows:
         raise DataError(f"{source}: holds no rows to answer. Write it again, or name another one.")
     for row in rows:
@@ -103,9 +103,10 @@ class PromptEncoder(WrappedEncoder):
     That token is the only one that carries loss, so that a row knows where an answer begins and how it ends.
     """
 
-    def reader(self, source: str, columns: Mapping[str, str]) -> Iterator[RawRow]:
-        """Yield the rows of a source, whose columns `columns` renames, with a placeholder where there is no answer."""
-        for row in read_rows(source):
+    def reader(self, source: str, config: DataConfig) -> Iterator[RawRow]:
+        """Yield the rows of a source, with a placeholder where there is no answer."""
+        columns = config.columns
+        for row in read_rows(source, config):
             known = formats.renamed(row.columns, columns)
             added = {name: value for name, value in with_answer(known).items() if name not in known}
             yield replace(

@@ -373,7 +373,7 @@ def load(
         with named_sets.naming(prefixes[name]):
             trains[name] = read(own.train, own, tokenizer, template, limit=own.limit, weighted=True)
         if own.fold.of is not None:
-            fold = held_fold.split(own.fold, _fold_rows(trains[name], own), source=own.train, seed=seed)
+            fold = held_fold.split(own.fold, _fold_rows(trains[name], own), config=own, seed=seed)
             trains[name], shares[name] = trains[name].subset(fold.train_N), trains[name].subset(fold.validation_N)
         elif own.own_share is not None:
             trains[name], shares[name] = hold_out(trains[name], share=own.own_share, seed=seed)
@@ -426,8 +426,19 @@ def read(
 ) -> TokenizedSet:
     """One source, tokenised; from the cache where the same bytes were read so before; `weighted` as in formats.read."""
     path, config = starter.resolve(source), config if weighted else config.unweighted
-    fingerprint = formats.fingerprint(path)
-    used = {"format", "columns", "max_tokens", "truncate", "loss_on", "on_bad_row"}
+    fingerprint = formats.fingerprint(path, config)
+    used = {
+        "format",
+        "columns",
+        "max_tokens",
+        "truncate",
+        "loss_on",
+        "on_bad_row",
+        "header",
+        "encoding",
+        "labels",
+        "label_names",
+    }
     settings = config.model_dump(mode="json", include=used)
     # The name is part of what is cached (places), and which token is eos is not part of the backend.
     tokens_of = [template.identity, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
@@ -499,7 +510,7 @@ def encode(
     """
     config, template, skipped = config or DataConfig(train="rows"), template or ChatEncoder(tokenizer), list[str]()
 
-    def raw(source: str, columns: Mapping[str, str]) -> Iterator[RawRow]:
+    def raw(source: str, config: DataConfig) -> Iterator[RawRow]:
         yield from (RawRow(f"row {number}", dict(row)) for number, row in enumerate(rows, 1))
 
     examples = formats.read("rows", config, skipped=skipped, weighted=True, conversion=template.conversion, reader=raw)
@@ -657,7 +668,7 @@ def raw_rows(tokens: TokenizedSet, config: DataConfig) -> Iterator[RawRow]:
     """The row of the file that each example came from, in their order, which is that of the file."""
     groups = itertools.groupby(map(example_of, tokens.places()))
     following = next(groups, None)
-    for row in itertools.islice(read_rows(starter.resolve(tokens.source)), config.limit):
+    for row in itertools.islice(read_rows(starter.resolve(tokens.source), config), config.limit):
         if following is not None and row.place == following[0]:
             yield from itertools.repeat(row, len(list(following[1])))
             following = next(groups, None)

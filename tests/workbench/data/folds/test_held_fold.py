@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.config.sections.basic_sections import HeldOutFold
+from workbench.config.sections.basic_sections import DataConfig, HeldOutFold
 from workbench.data.folds import held_fold
 from workbench.data.folds.held_fold import FoldRow
 from workbench.data.folds.stratified_folds import Split, assign
@@ -49,7 +49,9 @@ def rows(source: Path, order: list[int] | None = None) -> list[FoldRow]:
 
 def splits(source: Path, **settings: Any) -> list[Split]:
     return [
-        held_fold.split(HeldOutFold(of=FOLDS, number=n, **settings), rows(source), source=str(source), seed=0)
+        held_fold.split(
+            HeldOutFold(of=FOLDS, number=n, **settings), rows(source), config=DataConfig(train=str(source)), seed=0
+        )
         for n in range(FOLDS)
     ]
 
@@ -80,7 +82,7 @@ def test_repeats_and_seeds_deal_anew_and_orders_do_not(source: Path) -> None:
 
     def held(fold: HeldOutFold, seed: int, order: list[int] | None = None) -> set[str]:
         own = rows(source, order)
-        split = held_fold.split(fold, own, source=str(source), seed=seed)
+        split = held_fold.split(fold, own, config=DataConfig(train=str(source)), seed=seed)
         return {own[n].place for n in np.flatnonzero(split.validation_N)}
 
     first = held(fold, 0)

@@ -19,6 +19,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.workbench.data.images.pictures import encoded, photograph
+from workbench.config import DataConfig
 from workbench.data.images.picture_sources import PictureFile, fingerprint, read_rows, require_classes
 from workbench.data.rows import RawRow, convert_rows
 from workbench.errors import DataError
@@ -264,7 +265,8 @@ def test_a_missing_file_is_named_with_its_row(tmp_path: Path) -> None:
     rows = [{"image": name} for name in [*PICTURES, "a/9.png", "", "https://example.org/1.png", "a"]]
     source = table(rows, tmp_path / "t.jsonl")
     skipped: list[str] = []
-    kept = list(convert_rows(str(source), lambda _: _same, refuse=False, skipped=skipped, reader=read_rows))
+    config = DataConfig(train="-", on_bad_row="skip")
+    kept = list(convert_rows(str(source), lambda _: _same, config, skipped=skipped, reader=read_rows))
     assert len(kept) == len(PICTURES)
     assert [text.split(":")[0] for text in skipped] == [f"t.jsonl, row {row}" for row in (7, 8, 9, 10)]
     assert "a/9.png does not exist" in skipped[0] and "is empty" in skipped[1]
