@@ -6,16 +6,16 @@ import functools
 import json
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from workbench.errors import ConfigError
 from workbench.evaluation.rewards import confinement
@@ -36,10 +36,10 @@ class SandboxLimits:
 @functools.cache
 def require(limits: SandboxLimits) -> None:
     """Raise ConfigError where this machine cannot confine untrusted code; called before any runs."""
-    lines = _results("", ["pass"], limits, word="word")
-    if lines[:1] == ["confined"] and lines[1:] == ["word 0 passed"]:
+    first, verdicts = _verdicts("", ["pass"], limits)
+    if first == "confined" and verdicts == [True]:
         return
-    refusal = lines[0].removeprefix("refused ") if lines and lines[0] != "confined" else None
+    refusal = first.removeprefix("refused ") if first and first != "confined" else None
     reason = refusal or f"its process ended at once, and {limits.memory:,} bytes of memory may be too few"
     raise ConfigError(
         f"kind=unit_tests runs code that a model wrote, and this machine does not keep it in: {reason}. It needs Linux "
@@ -51,55 +51,85 @@ def require(limits: SandboxLimits) -> None:
 def passed(code: str, tests: Sequence[str], limits: SandboxLimits) -> list[bool]:
     """Whether each of `tests` passes after `code`, all in one process; tests after one that ends the process fail.
 
-    The process reports each result with a secret word that it reads only after the code has run, so that code cannot
-    exit early and pass. Code that reads the process's descriptors could still forge a result. Raises ConfigError: as
-    `require`.
+    The code shares that process with its tests, and might answer for them. So it runs a second time, where one of the
+    tests that it passed ends in an error, which it is not told: an answer that passes this one passes none. A thread
+    that it leaves behind fails its tests. Raises ConfigError: as `require`.
     """
     require(limits)
-    word = secrets.token_hex(16)
-    lines = set(_results(code, tests, limits, word=word))
-    return [f"{word} {number} passed" in lines for number in range(len(tests))]
+    _, verdicts = _verdicts(code, tests, limits)
+    if right := [number for number, verdict in enumerate(verdicts) if verdict]:
+        last = secrets.choice(right)
+        _, again = _verdicts(code, [*tests[:last], f"{tests[last]}\nraise AssertionError"], limits)
+        if again[-1]:
+            return [False] * len(tests)
+    return verdicts
 
 
-def _results(code: str, tests: Sequence[str], limits: SandboxLimits, *, word: str) -> list[str]:
-    """The lines that the confined process wrote."""
+def _verdicts(code: str, tests: Sequence[str], limits: SandboxLimits) -> tuple[str, list[bool]]:
+    """What the confined process says first, and whether each test passed.
+
+    The word with which it tells a result is sent after the test has run.
+    """
     wanted = {"code": code, "seconds": limits.seconds, "memory": limits.memory, "output": limits.output}
-    with (
-        tempfile.TemporaryDirectory(prefix="workbench-sandbox-") as folder,
-        tempfile.TemporaryFile() as asks,
-        tempfile.TemporaryFile() as tells,
-    ):
-        for each in (wanted, {"tests": list(tests), "word": word}):
-            asks.write(json.dumps(each).encode() + b"\n")
-        asks.seek(0)
-        _run(Path(folder).resolve(), asks, tells, limits)
-        tells.seek(0)
-        return tells.read(limits.output).decode(errors="replace").splitlines()
+    verdicts: list[bool] = []
+    with tempfile.TemporaryDirectory(prefix="workbench-sandbox-") as folder, _process(Path(folder), limits) as talk:
+        first = talk(json.dumps(wanted))
+        said = talk() if first == "confined" else ""
+        for test in tests if said == "ran" else ():
+            word = secrets.token_hex(16)
+            said = talk(word) if talk(test.encode(errors="surrogatepass").hex()) == "ran" else ""
+            if said not in (f"{word} passed", f"{word} failed"):
+                break
+            verdicts.append(said.endswith("passed"))
+    return first, verdicts + [False] * (len(tests) - len(verdicts))
 
 
-def _run(folder: Path, asks: IO[bytes], tells: IO[bytes], limits: SandboxLimits) -> None:
-    """Run the process, and kill it at a limit that the kernel does not enforce (wall clock, bytes of all files)."""
-    ends = (asks.fileno(), tells.fileno())
+@contextmanager
+def _process(folder: Path, limits: SandboxLimits) -> Iterator[Callable[..., str]]:
+    """A confined process, killed at a limit that the kernel does not enforce (wall clock, bytes of all files).
+
+    Yields a function that sends a line, if it is given one, and returns the next that comes back; empty: none comes.
+    """
+    (asked, asks), (told, tells) = os.pipe(), os.pipe()
+    os.set_blocking(asks, False)
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-B", confinement.__file__, *map(str, ends)],
-        cwd=folder,
+        [sys.executable, "-I", "-S", "-B", confinement.__file__, str(asked), str(tells)],
+        cwd=folder.resolve(),
         env=_ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        pass_fds=ends,
+        pass_fds=(asked, tells),
         start_new_session=True,
     )
-    deadline = time.monotonic() + 2 * limits.seconds
-    try:
+    os.close(asked)
+    os.close(tells)
+    deadline, received = time.monotonic() + 2 * limits.seconds, bytearray()
+
+    def talk(line: str | None = None) -> str:
+        left = b"" if line is None else line.encode() + b"\n"
         while time.monotonic() < deadline and _size(folder) <= limits.output:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_LOOK)
-                return
+            if b"\n" in received and not left:
+                first, _, rest = received.partition(b"\n")
+                received[:] = rest
+                return first.decode(errors="replace")
+            readable, writable, _ = select.select([told], [asks] if left else [], [], _LOOK)
+            with suppress(BlockingIOError, BrokenPipeError):
+                left = left[os.write(asks, left) :] if writable else left
+            if readable:
+                received.extend(block := os.read(told, 2**16))
+                if not block or len(received) > limits.output:
+                    break
+        return ""
+
+    try:
+        yield talk
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        os.close(asks)
+        os.close(told)
 
 
 def _size(folder: Path) -> int:

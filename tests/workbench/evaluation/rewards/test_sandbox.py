@@ -108,6 +108,47 @@ def test_a_verdict_without_the_word_does_not_count() -> None:
     assert sandbox.passed(forged, ["assert False"], LIMITS) == [False]
 
 
+SPEAK = """
+import os
+def speak(*said):
+    for n in range(3, 9):
+        try: os.write(n, b"".join(said))
+        except OSError: pass
+def hear():
+    for n in range(3, 9):
+        try: return os.read(n, 2**16)
+        except OSError: pass
+"""
+TELL = "speak(b'ran\\n'); speak(hear().strip(), b' passed\\n')"
+LEAVE = "lambda *a: os._exit(0)"
+FORGERIES = {
+    "the runner's own function": "import sys; sys.modules['__main__']._passes = lambda *a, **k: True",
+    "exec": "import builtins; builtins.exec = lambda *a: None",
+    "compile": "import builtins; c = builtins.compile; builtins.compile = lambda *a, **k: c('pass', *a[1:], **k)",
+    "os.write": "import os; w = os.write; os.write = lambda n, b: w(n, b.replace(b'failed', b'passed'))",
+    "BaseException": "import builtins; builtins.BaseException = builtins.AssertionError = ZeroDivisionError",
+    "each test is empty": "import json; json.loads = lambda *a: {'tests': ['pass'], 'word': ''}",
+    "a trace that leaves": f"import os, sys; sys.settrace({LEAVE}); sys.setprofile({LEAVE})",
+    "at the end": "import atexit, os; atexit.register(os._exit, 0)",
+    "all that is said, at once": f"{SPEAK}\nspeak(b'ran\\n', b'ran\\n', b' passed\\n')",
+    "the whole dialogue": f"{SPEAK}\nwhile True: speak(b'ran\\n'); hear(); {TELL}",
+    "the dialogue of a test": f"{SPEAK}\ndef f(): {TELL}; os._exit(0)",
+    "a thread": f"{SPEAK}\nimport _thread\n_thread.start_new_thread(lambda: speak(hear().strip(), b' passed\\n'), ())",
+    "a local of the runner": "import sys\ndef f(): sys._getframe(2).f_locals.update(passed=True, execute=print)",
+    "an exit": "def f(): raise SystemExit(0)",
+}
+
+
+@pytest.mark.parametrize("code", FORGERIES.values(), ids=FORGERIES)
+def test_no_answer_tells_its_own_verdict(code: str) -> None:
+    assert sandbox.passed(code, ["assert f() == 3", "assert 1 == 2"], SHORT) == [False, False]
+
+
+def test_a_word_cannot_be_read_before_its_test_has_run() -> None:
+    waits = f"{SPEAK}\nheard = hear()"
+    assert sandbox.passed(waits, ["assert heard"], SHORT) == [False]
+
+
 def test_code_that_does_not_compile_fails_its_tests_alone() -> None:
     assert sandbox.passed("def f(:", ["f()", "assert 1 + 1 == 2"], LIMITS) == [False, True]
 
