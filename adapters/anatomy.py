@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import re
@@ -86,22 +87,23 @@ def leave_out(config: PeftConfig, model: nn.Module, *, below: int) -> None:
 
 def linear_modules(model: nn.Module) -> list[str]:
     """Paths of the linear layers inside the stacks, quantised ones too."""
-    return [name for name, module in _inside_stacks(model) if is_linear(module)]
+    return [name for name, module in inside_stacks(model) if is_linear(module)]
 
 
 def convolutions(model: nn.Module) -> list[str]:
     """Paths of the convolutions inside the stacks, without grouped and depthwise ones."""
-    return [name for name, module in _inside_stacks(model) if is_convolution(module)]
+    return [name for name, module in inside_stacks(model) if is_convolution(module)]
 
 
 def convolves(model: nn.Module) -> bool:
     """Whether blocks hold convolutions, depthwise ones too: their hidden states are maps, not sequences of patches."""
     from torch import nn
 
-    return any(isinstance(module, nn.Conv2d) for _, module in _inside_stacks(model))
+    return any(isinstance(module, nn.Conv2d) for _, module in inside_stacks(model))
 
 
-def _inside_stacks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def inside_stacks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules inside the stacks, by path."""
     inside = tuple(f"{name}." for name, _ in _stacks(model))
     return [(name, module) for name, module in model.named_modules() if name.startswith(inside)]
 
@@ -117,11 +119,28 @@ def fused_experts(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a matrix product with its own weight; GPT-2's Conv1D is one."""
+    """Whether a module is a matrix product with its own weight; GPT-2's Conv1D is one, Llama 4's router is none."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
-    return isinstance(module, (nn.Linear, Conv1D))
+    return isinstance(module, Conv1D) or (isinstance(module, nn.Linear) and _is_product(module))
+
+
+def _is_product(layer: nn.Linear) -> bool:
+    """Whether a layer whose class may compute something else (routers, groups of inputs) returns x W^T + b."""
+    import torch
+
+    kind = type(layer)
+    if kind.forward is torch.nn.Linear.forward or kind.__module__.startswith(("bitsandbytes.", "workbench.")):
+        return True
+    shapes: Any = copy.copy(layer)
+    shapes._parameters = {name: each if each is None else each.to("meta") for name, each in layer._parameters.items()}
+    inputs_BI = torch.empty(2, layer.in_features, device="meta", dtype=layer.weight.dtype)
+    try:
+        outputs: Any = shapes.forward(inputs_BI)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+        return False
+    return isinstance(outputs, torch.Tensor) and outputs.shape == (2, layer.out_features)
 
 
 def is_convolution(module: nn.Module) -> bool:

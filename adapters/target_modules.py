@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import itertools
 import math
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -14,6 +16,7 @@ from workbench.adapters.anatomy import (
     convolutions,
     features,
     fused_experts,
+    inside_stacks,
     is_attention,
     is_convolution,
     is_linear,
@@ -159,6 +162,7 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
             chosen = convolutions(model)
         if targets == "all-layers":
             chosen = [*linear, *(name for name, module in model.named_modules() if is_convolution(module))]
+        chosen = [path for path in chosen if not _forbidden(model, path)]
         if not chosen and (experts := fused_experts(model)):
             raise ConfigError(
                 f"adapter.targets: the MLPs of {type(model).__name__} are experts, whose matrices stand in one "
@@ -180,7 +184,39 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
             f"Nearest: {', '.join(near or sorted(leaves))}. Roles: attention, mlp, all-linear"
             f"{', convolutions, all-layers' if convolutions(model) else ''}."
         )
+    named = {name: [path for path in everywhere if matches(path, name)] for name in targets}
+    if forbidden := [name for name, paths in named.items() if all(_forbidden(model, path) for path in paths)]:
+        others = ",".join(name for name in targets if name not in forbidden)
+        raise ConfigError(
+            f"adapter.targets: PEFT does not change {', '.join(forbidden)} of {type(model).__name__}, whose kernels "
+            f"read the weight past an adapter. Write adapter.targets={f'[{others}]' if others else 'all-linear'}."
+        )
     return list(targets)
+
+
+def _forbidden(model: PreTrainedModel, path: str) -> bool:
+    """Whether PEFT refuses a layer, or its adapter would change nothing: kernels read the weight past the layer."""
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import BaseTuner
+
+    parent, _, leaf = path.rpartition(".")
+    try:
+        BaseTuner._check_target_module_compatiblity(None, LoraConfig(), model, leaf)  # type: ignore[arg-type]
+    except ValueError:
+        return True
+    kind: Any = type(model.get_submodule(parent))
+    return _only_read(kind, leaf)
+
+
+@cache
+def _only_read(kind: type[Any], leaf: str) -> bool:
+    """Whether a module's code multiplies with the weight of a child instead of calling it, such as Mamba's dt_proj."""
+    try:
+        source = "".join(inspect.getsource(each) for each in vars(kind).values() if inspect.isfunction(each))
+    except (OSError, TypeError):
+        return False
+    weight = f"self.{leaf}.weight"
+    return f"{weight} @" in source or (weight in source and f"self.{leaf}(" not in source)
 
 
 def _by_name(model: PreTrainedModel) -> list[str]:
@@ -191,6 +227,26 @@ def _by_name(model: PreTrainedModel) -> list[str]:
         for name, module in model.named_modules()
         if (is_linear(module) or is_convolution(module)) and module is not head
     ]
+
+
+def about_targets(model: PreTrainedModel, method: Method) -> str | None:
+    """Sentence on layers of the blocks that `all-linear` leaves frozen; None where it leaves none."""
+    if not isinstance(method, OnLayers) or method.targets != "all-linear":
+        return None
+    from torch import nn
+
+    chosen = method.modules(model)
+    left = {
+        _leaf(path)
+        for path, module in inside_stacks(model)
+        if isinstance(module, nn.Linear) and not any(matches(path, name) for name in chosen)
+        if _forbidden(model, path) or not is_linear(module)
+    }
+    if not left:
+        return None
+    return (
+        f"adapter.targets=all-linear leaves {', '.join(sorted(left))} frozen, which PEFT cannot change in this family."
+    )
 
 
 def about_experts(model: PreTrainedModel, method: Method) -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PretrainedConfig
 
 from workbench.adapters import anatomy
-from workbench.adapters.target_modules import about_experts
+from workbench.adapters.target_modules import about_experts, about_targets
 from workbench.adapters.weights import semi_structured
 from workbench.config import RunConfig
 from workbench.config.expansions import search_expansion, sweep_expansion
@@ -100,7 +100,7 @@ def _inspected(config: RunConfig) -> AnyInspection:
         *inspection.config.token_drop.in_words(),
         *inspection.config.grow.in_words(sum(map(len, anatomy.blocks(model)))),
         *([semi_structured.sentence(model)] if inspection.config.model.sparsity is not None else ()),
-        *filter(None, [about_experts(model, config.adapter)]),
+        *filter(None, [about_experts(model, config.adapter), about_targets(model, config.adapter)]),
         *_shared(inspection, model.config),
     ]
     frozen = inspection.config.freeze.policy != "none"

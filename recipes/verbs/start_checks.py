@@ -27,6 +27,8 @@ def require(config: RunConfig, ranks: Ranks, *, memory: bool = True) -> None:
     Raises:
         WorkbenchError: says what to change.
     """
+    if config.model.id != TEACHER:
+        backbones.require_weights(config.model)
     deadline.require_end(config.budget)
     layout_checks.require(config, ranks)
     if memory and ranks.first:

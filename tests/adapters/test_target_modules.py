@@ -12,8 +12,10 @@ from transformers.pytorch_utils import Conv1D
 
 from tests.conftest import GROUPED, tiny
 from workbench.adapters import Full, Lora, attach, target_modules
-from workbench.adapters.target_modules import about_experts, resolve
+from workbench.adapters.anatomy import is_linear
+from workbench.adapters.target_modules import about_experts, about_targets, resolve
 from workbench.errors import ConfigError
+from workbench.models.fused_lora import fuse
 
 LLAMA = (["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"])
 NEOX = (["query_key_value", "dense"], ["dense_h_to_4h", "dense_4h_to_h"])
@@ -118,3 +120,54 @@ def test_the_mlp_of_a_mixture_is_refused_with_the_reason(mixture: PreTrainedMode
 
 def test_a_model_without_experts_is_told_nothing(llama: PreTrainedModel) -> None:
     assert about_experts(llama, Lora()) is None
+
+
+STATE: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "Mamba": ({}, {"out_proj", "dt_proj"}),
+    "FalconMamba": ({}, {"out_proj", "dt_proj"}),
+    "Mamba2": ({"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1}, {"out_proj"}),
+    "FalconH1": ({**GROUPED, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}, {"out_proj"}),
+    "NemotronH": ({**GROUPED, "layers_block_type": ["mamba", "attention"]}, {"out_proj"}),
+    "Jamba": ({**GROUPED, "attn_layer_period": 2, "attn_layer_offset": 1}, {"dt_proj"}),
+    "Bamba": ({**GROUPED, "mamba_n_heads": 8, "mamba_d_head": 8, "attn_layer_indices": [1]}, set()),
+    "Llama4Text": ({**GROUPED, "intermediate_size_mlp": 32, "head_dim": 8, "num_local_experts": 2}, {"router"}),
+}
+"""Settings of a tiny backbone, and its linear layers that no adapter can change."""
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_all_linear_leaves_out_what_no_adapter_can_change_and_says_so(name: str) -> None:
+    """Every layer that gets an adapter learns: its weight is not read past the adapter."""
+    settings, left = STATE[name]
+    model = tiny(name, **settings)
+    sentence = about_targets(model, Lora())
+    assert all(layer in str(sentence) for layer in left) and (sentence is None) == (not left)
+    attached = attach(model, Lora(rank=2), seed=0).train()
+    fuse(attached)
+    logits = attached(input_ids=torch.arange(3, 15)[None], use_cache=False).logits
+    logits.float().logsumexp(-1).sum().backward()
+    trained = {path: each.grad for path, each in attached.named_parameters() if each.requires_grad}
+    assert trained and not [path for path, gradient in trained.items() if gradient is None]
+    assert not left & {path.split(".")[-4] for path in trained}
+
+
+def test_a_layer_that_no_adapter_can_change_is_refused_by_name() -> None:
+    model = tiny("Mamba")
+    with pytest.raises(ConfigError, match=r"does not change out_proj of Mamba.*adapter.targets=\[in_proj\]"):
+        resolve(model, ["in_proj", "out_proj"])
+    assert resolve(model, ["in_proj"]) == ["in_proj"]
+
+
+@pytest.mark.parametrize(
+    "forward", [lambda x: (x, x), lambda x: x[..., :3], lambda x: x.view(-1, 2, 7), lambda x: x.nope, lambda x: 1]
+)
+def test_a_linear_layer_that_computes_something_else_is_none(forward: Any) -> None:
+    class Other(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return forward(x)
+
+    class Same(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x @ self.weight.T
+
+    assert not is_linear(Other(8, 8)) and is_linear(Same(8, 4))

@@ -183,8 +183,8 @@ BACKBONES = {
     "no weights": Case(LOAD, "no weights (*.safetensors)", "fetch all of it", backbone(removed("m/model.safetensors"))),
     "pickle": Case(
         LOAD,
-        "no weights (*.safetensors)",
-        "fetch all of it",
+        "its weights are pytorch_model.bin, a pickle",
+        "Take a copy with model.safetensors",
         backbone(lambda folder: (folder / "m/model.safetensors").rename(folder / "m/pytorch_model.bin")),
     ),
     "cut weights": Case(LOAD, "damaged weights", "fetch all of it again", backbone(cut("m/model.safetensors"))),

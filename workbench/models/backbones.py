@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from workbench.adapters import anatomy
+from workbench.adapters import anatomy, stock
 from workbench.adapters.weights import semi_structured
 from workbench.config import ModelConfig
 from workbench.config.checks import method_checks
@@ -174,14 +177,38 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """
     with loading_errors(config, "tokenizer", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"):
         loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source_path(config), **source_arguments(config))
-    if config.new_tokens:
-        known = [token for token in config.new_tokens if token in loaded.get_vocab()]
-        if known:
-            raise BackboneError(
-                f"model.new_tokens: {', '.join(known)} already in the vocabulary of {config.id}. Leave them out."
-            )
-        loaded.add_tokens(list(config.new_tokens), special_tokens=True)
+    rowless = _rowless(config, loaded)
+    if known := [token for token in config.new_tokens if token in loaded.get_vocab() and token not in rowless]:
+        raise BackboneError(
+            f"model.new_tokens: {', '.join(known)} already in the vocabulary of {config.id}. Leave them out."
+        )
+    if unnamed := [token for token in rowless if token not in config.new_tokens and token != loaded.pad_token]:
+        tokens = json.dumps([*unnamed, *config.new_tokens], ensure_ascii=False)
+        raise BackboneError(
+            f"model.id={config.id}: its tokenizer has {len(rowless)} tokens for which its embedding has no rows, such "
+            f"as {unnamed[0]}. Write model.new_tokens='{tokens}', which trains and saves their rows (recipes that "
+            "predict tokens), or give the model rows of its own with transformers' resize_token_embeddings."
+        )
+    loaded.add_tokens([token for token in config.new_tokens if token not in rowless], special_tokens=True)
     return loaded
+
+
+def _rowless(config: ModelConfig, loaded: PreTrainedTokenizerBase) -> list[str]:
+    """Tokens of a backbone's tokenizer beyond the rows of its embedding; none where only the tokenizer is there."""
+    source = source_path(config)
+    if Path(source).is_dir() and not (Path(source) / "config.json").exists():
+        return []
+    rows: int | None = getattr(hub_config(config).get_text_config(), "vocab_size", None)
+    if rows is None or len(loaded) <= rows:
+        return []
+    return [token for token, number in sorted(loaded.get_vocab().items(), key=itemgetter(1)) if number >= rows]
+
+
+def new_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens whose rows train: `model.new_tokens`, and with them all others for which the embedding has no rows."""
+    if not config.new_tokens:
+        return []
+    return [tokenizer.get_vocab()[token] for token in dict.fromkeys([*config.new_tokens, *_rowless(config, tokenizer)])]
 
 
 def hub_config(config: ModelConfig) -> PretrainedConfig:
@@ -231,7 +258,6 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, t
     ignored where the backbone reads pictures.
     """
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
-    hub.update({} if config.dropout else dict.fromkeys(_dropouts(hub), 0.0))
     with loading_errors(config, "config", "config.json"), torch.device("meta"):
         model: PreTrainedModel = auto.from_config(
             hub,
@@ -239,10 +265,12 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, t
             attn_implementation=_attention(config, compute, device()),
             trust_remote_code=config.trust_remote_code,
         )
+    if not config.dropout:
+        stock.without_dropout(model)
     if not anatomy.reads_pictures(model):
         embedding = model.get_input_embeddings()
         assert isinstance(embedding, nn.Embedding)
-        if vocabulary > embedding.num_embeddings:
+        if config.new_tokens and vocabulary > embedding.num_embeddings:
             model.resize_token_embeddings(vocabulary, mean_resizing=False)
     if config.sparsity is not None:
         semi_structured.mark(model)
@@ -265,7 +293,7 @@ def load(
 
     Args:
         config: Its source, and how weights are stored and computed.
-        tokenizer: Decides whether the vocabulary must grow; None for a backbone that reads no text.
+        tokenizer: Decides how far the vocabulary grows for `model.new_tokens`; None for a backbone that reads no text.
         task: What its head is for. A classification head that the weights lack, or have for other classes, starts at
             random; any other tensor must be there.
         trainable: Every weight will train (full fine-tuning), so half-precision storage needs units that compute it.
@@ -292,8 +320,6 @@ def load(
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
     packed = weights in QUANTISED and not waiting
     quantised = weight_formats.quantisation_settings(weights, compute, skeleton(config, task=task)) if packed else None
-    dropouts = {} if config.dropout else _dropouts(hub)
-    hub.update(dict.fromkeys(dropouts, 0.0))
     with loading_errors(config, "weights", "*.safetensors"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
         loaded: Any = auto.from_pretrained(
@@ -309,11 +335,12 @@ def load(
             **source_arguments(config),
         )
     model: PreTrainedModel = loaded[0]
-    model.config.update(dropouts)  # a saved model has its original configuration
+    if not config.dropout:
+        stock.without_dropout(model)
     fresh = anatomy.fresh_heads(model)
     # Nothing reads the pooler of a model without a head, and weights of a masked language model lack it.
     _require_whole(config, loaded[1], fresh if task.head != "hidden" else [*fresh, "pooler"])
-    if tokenizer is not None:
+    if tokenizer is not None and config.new_tokens:
         vocabulary = len(tokenizer)
         embedding = model.get_input_embeddings()
         assert isinstance(embedding, nn.Embedding)
@@ -380,13 +407,6 @@ def _require_whole(config: ModelConfig, report: dict[str, Any], fresh: list[str]
         )
     if any(not key.startswith(heads) for key, *_ in report["mismatched_keys"]):
         raise BackboneError(f"model.id={config.id} cannot be loaded: {OTHER_SHAPES}")
-
-
-def _dropouts(hub: PretrainedConfig) -> dict[str, float]:
-    """Every dropout rate of an architecture's configuration, by name."""
-    values = hub.to_dict().items()
-    names = ("dropout", "_pdrop", "layerdrop", "drop_path", "drop_connect")
-    return {key: value for key, value in values if any(name in key for name in names) and isinstance(value, float)}
 
 
 def _prepared(model: PreTrainedModel, fresh: list[str], stored: torch.dtype, compute: torch.dtype) -> PreTrainedModel:
@@ -481,6 +501,26 @@ def file_digests(model: ModelConfig) -> dict[str, str]:
     if folder.is_dir():
         return provenance.digests(folder, title=model.id)
     return {model.id: str(getattr(hub_config(model), "_commit_hash", None) or model.revision or "main")}
+
+
+def require_weights(config: ModelConfig) -> None:
+    """Refuse a folder whose weights cannot be read, as loading would; raises BackboneError. Reads headers alone."""
+    folder = Path(source_path(config))
+    if not folder.is_dir():
+        return
+    pickles = [file.name for file in folder.iterdir() if file.name.startswith("pytorch_model")]
+    if pickles and not any(folder.glob("*.safetensors")):
+        raise BackboneError(
+            f"model.id={config.id}: its weights are {pickles[0]}, a pickle, which can execute code when it is read. "
+            "Take a copy with model.safetensors, or, if you trust its authors, load it with transformers and write it "
+            "with save_pretrained."
+        )
+    with loading_errors(config, "weights", "*.safetensors"):
+        names = {"model.safetensors"}
+        if (index := folder / "model.safetensors.index.json").exists() and not (folder / "model.safetensors").exists():
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        for name in sorted(names):
+            safe_open(folder / name, framework="pt")
 
 
 def weights_are_local(model: ModelConfig) -> bool:

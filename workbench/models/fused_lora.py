@@ -95,7 +95,9 @@ class _LoraLinear(torch.autograd.Function):
         learns = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
         ctx.save_for_backward(x_NI if learns else None, inner_NR if learns else None, weight_OI, down_RI, up_OR)
         ctx.scale, ctx.packed = scale, packed
-        return output_NO.view(*x.shape[:-1], -1)
+        # No view, which nobody could change in place: Llama 4's experts add to what their dense layer returned.
+        output: Tensor = torch.ops.aten._unsafe_view(output_NO, [*x.shape[:-1], output_NO.shape[-1]])
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -161,12 +161,12 @@ def _new_tokens(model: ModelConfig, skeleton: PreTrainedModel) -> list[int]:
     """Ids of the new tokens, for which the vocabulary grows as in a run."""
     if not model.new_tokens:
         return []
-    vocabulary = backbones.tokenizer(model).get_vocab()
+    tokenizer = backbones.tokenizer(model)
     embedding = skeleton.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
-    if len(vocabulary) > embedding.num_embeddings:
-        skeleton.resize_token_embeddings(len(vocabulary), mean_resizing=False)
-    return [vocabulary[token] for token in model.new_tokens]
+    if len(tokenizer) > embedding.num_embeddings:
+        skeleton.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    return backbones.new_token_ids(model, tokenizer)
 
 
 def _saved(model: nn.Module) -> Mapping[str, Tensor]:

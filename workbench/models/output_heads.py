@@ -364,7 +364,7 @@ def find(model: nn.Module, backbone: PreTrainedModel) -> Head:
     model.eval()
     with torch.no_grad():
         wanted = model(**inputs, **head.settings).logits[:, -ids_BL.shape[1] :]  # virtual tokens come before
-        head_logits = head.project(head.hidden(model, inputs))
+        head_logits = head.project(head.hidden(model, inputs)).to(wanted.dtype)  # Mamba's own are always float32
     looks_right = generates and _looks_right(head, model, backbone, inputs)
     model.train(training)
     if not torch.allclose(head_logits, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):

@@ -169,7 +169,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
 
     @property
     def new_token_ids(self) -> Sequence[int]:
-        return [self.tokenizer.get_vocab()[token] for token in self.config.model.new_tokens]
+        return backbones.new_token_ids(self.config.model, self.tokenizer)
 
     def text(self, row: int) -> str:
         return str(self.tokenizer.decode(self.data.train[row].input_ids, skip_special_tokens=True)).strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from transformers import AutoConfig, PretrainedConfig
 
 from tests.conftest import T5_SIZES, tiny
 from tests.vision_backbones import save_vision
+from workbench.adapters import stock
 from workbench.config import ModelConfig
+from workbench.config.model_heads import MASKED, TEXT
 from workbench.data.starter import FOLDER
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
@@ -197,22 +200,106 @@ def test_new_rows_start_the_same_in_every_process(stories: str) -> None:
     assert torch.equal(rows[0], rows[1]) and rows[0].any()
 
 
-@pytest.mark.parametrize("name", ["GPT2", "OPT", "T5", "Llama"])
+SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+T5GEMMA = {**SMALL, "num_key_value_heads": 2, "head_dim": 8, "attention_dropout": 0.2}
+NESTED = {
+    "encoder": {"model_type": "bert", **SMALL},
+    "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True, **SMALL},
+}
+DROPPING: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT2": ("CausalLM", {}),
+    "OPT": ("CausalLM", {}),
+    "T5": ("Seq2SeqLM", T5_SIZES),
+    "Bart": ("Seq2SeqLM", {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "decoder_layerdrop": 0.3}),
+    "EncoderDecoder": ("Seq2SeqLM", {**NESTED, "decoder_start_token_id": 1}),
+    "T5Gemma": ("Seq2SeqLM", {"dropout_rate": 0.3, "encoder": T5GEMMA, "decoder": T5GEMMA}),
+    "Data2VecText": ("MaskedLM", {}),
+    "Llama": ("CausalLM", {}),
+}
+"""Head and settings of tiny backbones; of all but the last, dropout is on as it comes."""
+
+
+@pytest.mark.parametrize("name", DROPPING)
 def test_a_backbones_own_dropout_is_off_unless_asked_for(name: str, tmp_path: Path) -> None:
     """In training mode the loss is a function of the rows; what is saved is configured as it came."""
-    head, sizes = ("Seq2SeqLM", T5_SIZES) if name == "T5" else ("CausalLM", {})
+    head, sizes = DROPPING[name]
     tiny(name, head=head, **sizes).save_pretrained(tmp_path)
     inputs = {"input_ids": torch.arange(3, 9)[None]}
-    inputs |= {"decoder_input_ids": inputs["input_ids"]} if name == "T5" else {}
+    inputs |= {"decoder_input_ids": inputs["input_ids"]} if head == "Seq2SeqLM" else {}
+    task = MASKED if head == "MaskedLM" else TEXT
     for dropout in (False, True):
-        model = backbones.load(ModelConfig(id=str(tmp_path), weights="float32", dropout=dropout), None).model.train()
+        section = ModelConfig(id=str(tmp_path), weights="float32", dropout=dropout)
+        model = backbones.load(section, None, task=task).model.train()
         alike = torch.equal(model(**inputs).logits, model(**inputs).logits)
         assert alike == (not dropout or name == "Llama")
-        written = json.loads((tmp_path / "config.json").read_text())
-        found = model.config.to_dict()
-        assert {key: found[key] for key in written if "drop" in key} == {
-            key: value for key, value in written.items() if "drop" in key
-        }
+        stock.save(model, tmp_path / f"{dropout}")
+        assert _rates(tmp_path / f"{dropout}") == _rates(tmp_path)
+
+
+def _rates(folder: Path) -> dict[str, float]:
+    """Rates of dropout in a configuration, nested ones too."""
+    flat = flatten(json.loads((folder / "config.json").read_text()))
+    return {key: value for key, value in flat.items() if "drop" in key}
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested dictionaries, by path."""
+    items = [
+        flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        for key, value in values.items()
+    ]
+    return {key: value for each in items for key, value in each.items()}
+
+
+BROKEN = {
+    "pickle": ("pytorch_model.bin", b"\x80", "a pickle, which can execute code"),
+    "pickled shards": ("pytorch_model.bin.index.json", b"{}", "a pickle, which can execute code"),
+    "nothing": ("README.md", b"", r"holds no weights"),
+    "cut": ("model.safetensors", b"\x10\0\0\0\0\0\0\0{", "damaged weights"),
+    "empty": ("model.safetensors", b"", "damaged weights"),
+    "pointer": ("model.safetensors", b"version https://git-lfs.github.com/spec/v1", "damaged weights"),
+    "shard": ("model.safetensors.index.json", b'{"weight_map": {"a": "b.safetensors"}}', "cannot be loaded"),
+    "index": ("model.safetensors.index.json", b"{}", "cannot be loaded"),
+}
+"""A file in the place of a backbone's weights, its content, and what is said of it."""
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_weights_that_cannot_be_loaded_are_refused_before(case: str, stories: str, tmp_path: Path) -> None:
+    name, content, why = BROKEN[case]
+    folder = shutil.copytree(stories, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    (folder / name).write_bytes(content)
+    with pytest.raises(BackboneError, match=why):
+        backbones.require_weights(ModelConfig(id=str(folder)))
+    backbones.require_weights(ModelConfig(id=stories))
+
+
+@pytest.mark.parametrize("tokens", [["<|turn_begin|>", "<|turn_end|>"], ["<one>"], ["[A]", "[B]", "[C]", "[D]"]])
+def test_tokens_without_rows_are_refused_until_they_train(tokens: list[str], stories: str, tmp_path: Path) -> None:
+    """What the message says to write is what trains all of them, another new token beside them, too."""
+    folder = shutil.copytree(stories, tmp_path / "model")
+    larger = backbones.tokenizer(ModelConfig(id=stories))
+    rows = len(larger)
+    larger.add_tokens(tokens, special_tokens=True)
+    larger.save_pretrained(folder)
+    with pytest.raises(BackboneError, match=f"{len(tokens)} tokens for which its embedding has no rows") as refused:
+        backbones.tokenizer(ModelConfig(id=str(folder)))
+    (written,) = re.findall(r"model.new_tokens='(\[.*?\])',", str(refused.value))
+    section = ModelConfig(id=str(folder), weights="float32", new_tokens=(*json.loads(written), "<more>"))
+    tokenizer = backbones.tokenizer(section)
+    assert backbones.new_token_ids(section, tokenizer) == [*range(rows, rows + len(tokens) + 1)]
+    assert backbones.load(section, tokenizer).model.get_input_embeddings().weight.shape[0] == len(tokenizer)
+
+
+def test_a_pad_token_without_a_row_adds_none(stories: str, tmp_path: Path) -> None:
+    """No mask is taken from pad tokens, so that the backbone stays as it is, as stock PEFT loads it."""
+    folder = shutil.copytree(stories, tmp_path / "model")
+    larger = backbones.tokenizer(ModelConfig(id=stories))
+    rows = len(larger)
+    larger.add_special_tokens({"pad_token": "<pad-of-mine>"})
+    larger.save_pretrained(folder)
+    section = ModelConfig(id=str(folder), weights="float32")
+    assert backbones.load(section, backbones.tokenizer(section)).model.get_input_embeddings().weight.shape[0] == rows
 
 
 def test_a_token_that_is_known_already_is_refused(stories: str) -> None:

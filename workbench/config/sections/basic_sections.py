@@ -77,7 +77,8 @@ class ModelConfig(Section):
     chat_template: Path | None = None
     """A Jinja file that replaces the tokenizer's chat template."""
     new_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Special tokens added to the vocabulary; their rows are trained and saved with the adapter, and no others."""
+    """Special tokens added to the vocabulary, or that the tokenizer has and the embedding has no rows for; their rows
+    are trained and saved with the adapter, and no others."""
     dropout: bool = False
     """Keep the backbone's own dropout (BERT, T5, GPT-2) in training; then losses depend on micro-batches a little.
 
