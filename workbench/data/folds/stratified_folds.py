@@ -359,7 +359,7 @@ def require_enough_rows(strata: Strata, *, groups: Groups, k: int) -> None:
         if count < k:
             raise ConfigError(
                 f"folds.k={k}: the class `{name}` has only {count} row(s), too few for one in every fold. "
-                f"{_remedy(count, _MORE_ROWS)}{several_in_one(row_counts)}"
+                f"{_remedy(count, _MORE_ROWS)}{several_in_one(map(str, row_counts))}"
             )
         if group_counts[name] < k:
             raise ConfigError(

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
+from workbench.config.sections.basic_sections import WEIGHT
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.sections.folds_config import DuplicatesConfig
 from workbench.config.sections.image_config import AugmentConfig, Depth, ImageConfig, PrepareConfig
@@ -232,7 +233,7 @@ class PictureReader:
         def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
             if labelled:
                 picture_sources.require_classes(source, first)
-            named = (self.classes.label, records.WEIGHT)
+            named = (self.classes.label, WEIGHT)
             records.require_named(source, first, data, named, self.classes, labelled=labelled)
             records.require_label_columns(source, first, data, self.classes, labelled=labelled)
             return partial(records.labelled_record, config=data, classes=self.classes, labelled=labelled)
