@@ -82,6 +82,9 @@ def numbers(inspection: Inspection) -> None:
             rows.append((name, *(f"{count:,}" for count in counts), cut, f"{len(split.skipped):,}"))
     columns = ["split", "rows", "tokens", "with loss", "longest", "cut", "left out"]
     OUT.print(table(columns, rows, framed=True))
+    for name, split in splits.items():
+        if split is not None and (sentences := split.use_in_words()):
+            OUT.print(f"{name}: {' '.join(sentences)}")
     OUT.print(_histogram(inspection.data.train.lengths))
     _course(inspection)
 

@@ -182,10 +182,13 @@ class DataConfig(Section):
     them."""
     streaming: StreamingConfig = StreamingConfig()
     max_tokens: Annotated[int, Field(ge=8), Unit("tokens")] = 1024
-    """Longest example in tokens; longer ones are cut."""
+    """Longest example in tokens; longer ones are cut, and longer documents of raw text (format text, recipes sft and
+    mlm) become consecutive blocks."""
+    document_overlap: Annotated[NonNegativeInt, Unit("tokens")] = 0
+    """Tokens that each block of a long document repeats from the one before it, as context without loss."""
     truncate: Literal["left", "right"] = "left"
-    """Which side of a long example is cut. `left` keeps the last answer, `right` keeps the beginning. Why: the answer,
-    which carries the loss, stands at the end."""
+    """Which side of a long example is cut, but for raw text. `left` keeps the last answer, `right` keeps the beginning.
+    Why: the answer, which carries the loss, stands at the end."""
     loss_on: Literal["assistant", "last", "all"] = "assistant"
     """Which tokens carry loss: every assistant turn, only the last one, or every token. Why: prompts are given when the
     model is used, and need not be learnt."""
@@ -315,6 +318,11 @@ class DataConfig(Section):
                 raise ValueError(f"{key}.{bad[0]}: names have letters, digits, - and _ only.")
         if self.held_out == {} or self.test == {}:
             raise ValueError("held_out or test names no file. Write data.held_out=FILE, or a share such as 0.05.")
+        if self.document_overlap > self.max_tokens // 2:
+            raise ValueError(
+                f"document_overlap is {self.document_overlap}, more than half of max_tokens={self.max_tokens}. Write "
+                f"document_overlap={self.max_tokens // 2} or less."
+            )
         paths = [source.path for source in self.sources.values()]
         if twice := [path for path in paths if paths.count(path) > 1]:
             raise ValueError(f"sources names {twice[0]} twice. Give it one name and a larger weight.")

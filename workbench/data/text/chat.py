@@ -387,6 +387,38 @@ def truncate(encoded: Encoded, *, max_tokens: int, side: Literal["left", "right"
     )
 
 
+class Block(NamedTuple):
+    """A part of a long document."""
+
+    encoded: Encoded
+    tokens: int  # of the document, that no block before it has
+
+
+def blocks(document: Encoded, *, max_tokens: int, overlap: int) -> list[Block]:
+    """A document as consecutive blocks of at most `max_tokens` tokens.
+
+    Each has the beginning of a sequence and what closes one, where the document has them. Every token carries loss in
+    one block: the last `overlap` tokens of the block before are read only.
+    """
+    ids, first, stop = document.input_ids, int(document.bos), len(document.input_ids) - document.kept
+    room, found, begin, end = max_tokens - first - document.kept, list[Block](), first, first
+    while end < stop:
+        if end + 1 == stop and not first and begin == end:
+            begin -= 1  # a last token that stood alone would have nothing to be predicted from
+        known, end = end, min(begin + room, stop)
+        ends = tuple(at - begin + first for at in document.end_positions if known <= at < end)
+        loss = [*document.supervised[:first], *[False] * (known - begin), *document.supervised[known:end]]
+        block = replace(
+            document,
+            input_ids=ids[:first] + ids[begin:end] + ids[stop:],
+            supervised=loss + document.supervised[stop:],
+            end_positions=ends,
+        )
+        found.append(Block(block, end - known + (first + document.kept) * (not found)))
+        begin = end - overlap
+    return found
+
+
 class LastAnswer(NamedTuple):
     """The last answer of an example in the text that is tokenised."""
 

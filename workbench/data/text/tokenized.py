@@ -52,7 +52,8 @@ SCHEMA = pyarrow.schema(
         "source": pyarrow.int32(),
         "targets": pyarrow.int32(),
         "ends": pyarrow.int32(),
-        "truncated": pyarrow.bool_(),
+        "whole": pyarrow.int32(),
+        "block": pyarrow.int32(),
         "chat": pyarrow.bool_(),
         "weight": pyarrow.float64(),
         "desired": pyarrow.int8(),
@@ -96,6 +97,16 @@ class Emptied(NamedTuple):
             f"as in {share}.\n  Write data.max_tokens={self.needed} or more, data.truncate={side}, or "
             "data.on_bad_row=skip to leave them out."
         )
+
+
+class EncodedRow(NamedTuple):
+    """A row, and what it was made of."""
+
+    part: formats.Example
+    whole: chat.Encoded  # before it was cut
+    cut: chat.Encoded
+    tokens: int  # that `whole` has, or those of a long document that this row is the first to have
+    block: int = 0  # number of a block of a long document, from 1; 0: it is none
 
 
 class EncodedChunk(NamedTuple):
@@ -152,16 +163,17 @@ def encode_chunk(items: Sequence[Item], *, config: DataConfig, encoder: RowEncod
         if isinstance(item, str):
             skipped.append(item)
             continue
-        rows: list[tuple[formats.Example, chat.Encoded, chat.Encoded]] = []
+        rows: list[EncodedRow] = []
         try:
             if isinstance(item, WorkbenchError):
                 raise item
             wholes = encoded[position : position + len(item)]
             position += len(item)
-            for part, whole, cut in _cuts(item, wholes, config):
+            for row in _cuts(item, wholes, config):
+                part, whole, cut, *_ = row
                 if any(cut.supervised[1:]):
                     emptied = emptied.plus(Emptied(examples=1))
-                    rows.append((part, whole, cut))
+                    rows.append(row)
                     continue
                 carries = [number for number, loss in enumerate(whole.supervised) if loss and number]
                 right = config.truncate == "right"
@@ -205,8 +217,8 @@ def write_chunks(path: Path, encoded: Iterator[EncodedChunk], config: DataConfig
 
 def _cuts(
     parts: Sequence[formats.Example], wholes: Sequence[chat.Encoded | WorkbenchError], config: DataConfig
-) -> Iterator[tuple[formats.Example, chat.Encoded, chat.Encoded]]:
-    """Yield the parts of an example, whole and cut; raises the first error among them."""
+) -> Iterator[EncodedRow]:
+    """Yield the parts of an example, whole and cut, or the blocks of raw text; raises the first error among them."""
     encoded: list[chat.Encoded] = []
     for whole in wholes:  # an error that ended the encoding is the last one
         if isinstance(whole, WorkbenchError):
@@ -215,9 +227,17 @@ def _cuts(
     if parts[0].desired is not None:
         for part, whole in zip(parts, encoded, strict=True):
             _require_loss(part, whole)
-        yield from zip(parts, encoded, cut_together(parts, encoded, config), strict=True)
+        for part, whole, cut in zip(parts, encoded, cut_together(parts, encoded, config), strict=True):
+            yield EncodedRow(part, whole, cut, len(whole.input_ids))
         return
     for part, whole in zip(parts, encoded, strict=True):
+        if len(part.text) == 1 and len(whole.input_ids) > config.max_tokens:
+            _require_loss(part, whole)
+            found = chat.blocks(whole, max_tokens=config.max_tokens, overlap=config.document_overlap)
+            for number, (block, tokens) in enumerate(found, start=1):
+                named = replace(part, place=f"{part.place}, block {number} of {len(found)}")
+                yield EncodedRow(named, whole, block, tokens, number)
+            continue
         cut = chat.truncate(whole, max_tokens=config.max_tokens, side=config.truncate)
         if len(cut.input_ids) > config.max_tokens:
             raise DataError(
@@ -229,7 +249,7 @@ def _cuts(
             labels, kept = part.step_labels, sum(cut.supervised[1:])
             labels = labels[:kept] if config.truncate == "right" else labels[len(labels) - kept :]
             part = replace(part, step_labels=labels)
-        yield part, whole, cut
+        yield EncodedRow(part, whole, cut, len(whole.input_ids))
 
 
 def _require_loss(part: formats.Example, whole: chat.Encoded) -> None:
@@ -237,26 +257,22 @@ def _require_loss(part: formats.Example, whole: chat.Encoded) -> None:
         raise DataError(f"{part.place}: no token carries loss. Give it an answer, or write data.on_bad_row=skip.")
 
 
-def _append(
-    columns: dict[str, list[Any]],
-    rows: Sequence[tuple[formats.Example, chat.Encoded, chat.Encoded]],
-    encoder: RowEncoder,
-) -> None:
+def _append(columns: dict[str, list[Any]], rows: Sequence[EncodedRow], encoder: RowEncoder) -> None:
     """Add the rows of one example; their digest is of all of them, so that they stay on one side of a split.
 
     That of judged answers, and of answers whose steps are, is of their prompt: all answers to it stay on one side.
     """
-    ids = array("q", itertools.chain.from_iterable(cut.input_ids for *_, cut in rows))
-    if rows and rows[0][0].desired is not None:
-        whole = rows[0][1]
+    ids = array("q", itertools.chain.from_iterable(each.cut.input_ids for each in rows))
+    if rows and rows[0].part.desired is not None:
+        whole = rows[0].whole
         ids = array("q", whole.input_ids[: int(np.argmax(whole.supervised))])
     identity = ids.tobytes()
-    if rows and (example := rows[0][0]).steps:
+    if rows and (example := rows[0].part).steps:
         before = [list(example.messages[:-1]), list(example.tools), [text for text, _ in example.text[:-1]]]
         identity = json.dumps(before, sort_keys=True).encode()
     # Of 5 million different rows, the chance that two share eight bytes is one in a million.
     digest = int.from_bytes(hashlib.sha256(identity).digest()[:8], "little")
-    for part, whole, cut in rows:
+    for part, _, cut, tokens, block in rows:
         row = {
             "input_ids": cut.input_ids,
             "supervised": cut.supervised,
@@ -266,7 +282,8 @@ def _append(
             "source": cut.source,
             "targets": encoder.targets(cut),
             "ends": cut.ends,
-            "truncated": len(cut.input_ids) < len(whole.input_ids),
+            "whole": tokens,
+            "block": block,
             "chat": bool(part.messages),
             "weight": part.weight,
             "desired": None if part.desired is None else int(part.desired),
@@ -319,7 +336,7 @@ def cut_together(
     return cuts
 
 
-CODE_VERSION = 3  # part of the cache key, beside the columns: raise it when rendering or masking changes
+CODE_VERSION = 4  # part of the cache key, beside the columns: raise it when rendering or masking changes
 
 
 def load(
@@ -431,6 +448,7 @@ def read(
         "format",
         "columns",
         "max_tokens",
+        "document_overlap",
         "truncate",
         "loss_on",
         "on_bad_row",
@@ -685,5 +703,5 @@ def _texts(tokens: TokenizedSet, config: DataConfig, *, limit: int | None = None
 
 
 def example_of(place: str) -> str:
-    """Place of the example that was expanded into the row of a place, `rows.jsonl, row 3, answer 1 of 2`."""
-    return re.sub(r", answer \d+ of \d+$", "", place)
+    """Place of the example that became the row of a place, such as `rows.jsonl, row 3, answer 1 of 2`, or a block."""
+    return re.sub(r", (answer|block) \d+ of \d+$", "", place)

@@ -113,7 +113,8 @@ class TokenizedSet(WholeRows):
     def __getitem__(self, index: int) -> Row:
         row = self.table.row(int(self.rows[index]))
         ids, supervised = (values(row.column(name).flatten()) for name in ("input_ids", "supervised"))
-        return Row(ids.astype(np.int64), supervised, row.column("source")[0].as_py(), row.column("digest")[0].as_py())
+        source, digest, block = (row.column(name)[0].as_py() for name in ("source", "digest", "block"))
+        return Row(ids.astype(np.int64), supervised, source, (digest + block) % 2**64)
 
     def place(self, index: int) -> str:
         row = self.rows[[index]]
@@ -190,7 +191,23 @@ class TokenizedSet(WholeRows):
     @cached_property
     def truncated(self) -> int:
         """How many examples were cut to `data.max_tokens`."""
-        return int(self._column("truncated").sum())
+        return int((self._column("whole") > self.lengths).sum())
+
+    def use_in_words(self) -> list[str]:
+        """Sentences on long documents, which became blocks, and on what cutting leaves of all tokens."""
+        block_N, whole_N = self._column("block"), self._column("whole")
+        documents, total, used = (
+            int((block_N == 1).sum()),
+            int(whole_N.sum()),
+            int(np.minimum(whole_N, self.lengths).sum()),
+        )
+        sentences = []
+        if documents:
+            sentences.append(f"Long documents: {documents:,}, in {int((block_N > 0).sum()):,} blocks.")
+        if documents or used < total:
+            share = "all" if used == total else f"{used / total:.1%}"
+            sentences.append(f"{used:,} of {total:,} tokens are used ({share}).")
+        return sentences
 
     @cached_property
     def digests(self) -> npt.NDArray[np.uint64]:

@@ -114,8 +114,9 @@ def test_text_files(tmp_path: Path) -> None:
     assert [found[number].input_ids.tolist() for number in (0, 1)] == [TOKENIZER(text)["input_ids"] for text in texts]
     assert found.supervised.tolist() == [1, 1] and not found.chat
     assert len(found.batch(np.asarray([0, 1])).labels_N) == found.supervised.sum()
-    cut = read(max_tokens=8)[0].input_ids
-    assert TOKENIZER.decode(cut) == "[CLS] time there was a cat. [SEP]", "what frames a text is kept"
+    blocks = read(max_tokens=8)
+    shown = [TOKENIZER.decode(blocks[number].input_ids) for number in range(2)]
+    assert shown == ["[CLS] once upon a time there was [SEP]", "[CLS] a cat. [SEP]"], "what frames a text is kept"
     assert TOKENIZER.decode(read(max_tokens=8, truncate="right")[0].input_ids).startswith("[CLS] once upon a time")
 
 
