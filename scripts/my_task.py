@@ -43,8 +43,6 @@ register(
             ("regularise.label_smoothing", "regularise.z_loss", "regularise.r_drop", "data.sampling"), _OTHER_LOSS
         ),
         records_losses=False,
-        pipeline="was not tried with stages",
-        sequence="was not tried with rows in parts",
         students=None,
     )
 )

@@ -94,7 +94,7 @@ class TaskFacts:
     """Why devices cannot share its weights (ZeRO, FSDP2), in a sentence; None where they can."""
     tensor: str | None = None
     """Why devices cannot cut its blocks (`distributed.tensor`): words after "which"; None where they can."""
-    pipeline: str | None = "has a loss of rows, not of tokens"
+    pipeline: str | None = "was not tried with stages"
     """Why devices cannot hold different blocks (`distributed.pipeline`); None where they can."""
     sequence: str | None = "was not tried with rows in parts"
     """Why devices cannot compute different tokens of a row (`distributed.sequence`); None where they can."""

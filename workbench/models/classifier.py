@@ -233,7 +233,7 @@ class Classifier:
         """
         if self.token_head is None:
             outputs_BC: Tensor = self.model(**batch.inputs).logits
-            return outputs_BC
+            return outputs_BC[: batch.rows] if batch.filler else outputs_BC
         caught: list[Tensor] = []
         handle = self.backbone.get_submodule(self.token_head).register_forward_hook(
             lambda _, __, output: caught.append(output)

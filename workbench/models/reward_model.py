@@ -46,7 +46,8 @@ class RewardModel:
     def rewards(self, batch: MicroBatch) -> Tensor:
         """Reward (S,) of each row, float32: the head's output at its last token."""
         if "row_starts" in batch.inputs:  # packed
-            last_S = batch.inputs["row_starts"][1:].long() - 1
+            end = batch.rows + 1 if batch.filler else None
+            last_S = batch.inputs["row_starts"][1:end].long() - 1
         else:
             assert batch.lengths_B is not None, "padded rows say how long they are"
             length = batch.inputs["input_ids"].shape[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,7 +68,7 @@ class Trainer:
     compute: torch.dtype
     run: Run
     callback: Callback
-    held_out_parts: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    held_out_parts: dict[str, float] = field(default_factory=dict, kw_only=True)
     """Further figures of the last call of `held_out_loss`, by their names in metrics.jsonl."""
     clock: ProgressClock = field(default_factory=ProgressClock)
     """Share of the run that is done, for losses with a schedule."""
@@ -282,8 +282,13 @@ class Trainer:
 
     def _held_out_loss(self) -> float:
         self.model.eval()
-        work = self.held_out_loss
-        loss = self.ranks.agreed(self.masters.reading(work) if isinstance(self.masters, Sharded) else work())
+
+        def work() -> tuple[float, dict[str, float]]:
+            return self.held_out_loss(), dict(self.held_out_parts)
+
+        read = self.masters.reading(work) if isinstance(self.masters, Sharded) else work()
+        loss, parts = self.ranks.agreed(read)
+        self.held_out_parts.update(parts)  # found where the head of a pipeline is
         self.model.train()
         return loss
 

@@ -93,6 +93,7 @@ FACTS = register(
         chooses=frozenset({"gradient"}),
         difficulties={"loss": "asks a linear probe about the classes of rows"},
         devices=True,
+        pipeline=None,
         folds=True,
         grows=True,
         banked=True,

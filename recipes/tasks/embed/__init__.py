@@ -67,6 +67,7 @@ FACTS = register(
         own_choice=True,
         one_source_batches=True,
         devices=True,
+        pipeline="compares outputs of all rows of a step before any is differentiated",
         folds=True,
         sharded="passes over a batch twice, which ZeRO and FSDP2 do not follow. Leave section distributed out: devices "
         "share the texts of a batch without it.",

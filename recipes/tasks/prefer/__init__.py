@@ -72,6 +72,7 @@ FACTS = register(
         own_choice=True,
         folds=True,
         devices=True,
+        pipeline=None,
         banked=True,
         one_device_scores="compares answers with a reference, which one device reads",
         sections=("prefer",),

@@ -104,6 +104,7 @@ FACTS = register(
         generates_rows=True,
         sharded="writes with the whole model, and sharding cuts it. Leave section distributed out.",
         tensor="writes with the whole model",
+        pipeline="writes with the whole model",
         one_device_scores="has its answers judged by rewards, on one device",
         sections=("rewards", "reinforce"),
         check=_check,

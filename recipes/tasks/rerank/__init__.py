@@ -36,6 +36,7 @@ FACTS = register(
         uncached="draws other passages for a row in each pass",
         own_choice=True,
         devices=True,
+        pipeline="reads padded rows",
         folds=True,
         sharded="was not tried with ZeRO or FSDP2. Leave section distributed out.",
         sections=("rerank",),

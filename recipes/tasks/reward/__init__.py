@@ -53,6 +53,7 @@ FACTS = register(
         folds=True,
         averages=lambda config: config.reward.kind == "outcome",
         devices=True,
+        pipeline=None,
         sharded="was not tried with ZeRO or FSDP2. Leave section distributed out.",
         banked=True,
         sections=("reward",),

@@ -202,7 +202,7 @@ class Pipelined(Grouped):
             like = self._named[name]  # embeddings that are the head's weight, too
             gradient = torch.zeros(like.shape, device=like.device) if like.grad is None else like.grad
             dist.all_reduce(gradient, group=self.stages.group)
-        return torch.stack(losses).detach().sum() if losses else torch.zeros(())
+        return torch.stack(losses).detach().sum().float() if losses else torch.zeros(())
 
     def _carried_out(self, count: int, tokens: int) -> list[Tensor]:
         """Losses of so many micro-batches of one length, which torch's schedule computes where the head is."""

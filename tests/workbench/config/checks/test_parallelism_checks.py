@@ -23,7 +23,7 @@ def config(**sections: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("sections", "cure"),
     [
-        ({"recipe": "classify"}, r"Write recipe=mlm\|sft\|tag"),
+        ({"recipe": "embed"}, r"Write recipe=classify\|mlm\|prefer\|reward\|sft\|tag"),
         ({"adapter": {"method": "dora"}}, "Write adapter.method=lora"),
         ({"model": {"weights": "int8"}}, "Write model.weights=nf4"),
         ({"model": {"compute": "float16"}}, "Write model.compute=bfloat16"),

@@ -78,6 +78,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
     tokenizer.save_pretrained(folder / "model")
     save_tiny(folder / "tensor encoder", "EuroBert", "MaskedLM", MINILM, mask_token_id=103)
     save_tiny(folder / "pipeline encoder", "Bert", "MaskedLM", MINILM)
+    save_tiny(folder / "pooled encoder", "Bert", "PreTraining", MINILM)
     write_rows(folder)
     recipe = {
         "recipe": "sft",
@@ -96,6 +97,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
             own = words_of(folder, name, way)
             workbench.run(str(folder / "recipe.yaml"), own, out=folder / f"{name} {way} alone", quiet=True)
             jobs.append((f"{name} {way}", [*own, layout], None))
+    # Its head reads the first token of each packed row.
+    own = [*words_of(folder, "classify", "pipeline"), f"model.id={folder / 'pooled encoder'}"]
+    workbench.run(str(folder / "recipe.yaml"), own, out=folder / "classify pooled alone", quiet=True)
+    jobs.append(("classify pooled", [*own, WAYS["pipeline"]], None))
     layouts.in_processes(folder, jobs)
     return folder
 
@@ -108,15 +113,19 @@ def four(runs: Path) -> Path:
     return runs
 
 
+def told(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def lines(run: Path, name: str) -> list[float]:
-    told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line[name] for line in told if line.get(name) is not None]
+    return [line[name] for line in told(run) if line.get(name) is not None]
 
 
 def require_same(run: Path, alone: Path) -> None:
     found = lines(run, "loss")
     assert found == pytest.approx(lines(alone, "loss"), rel=1e-5) and found[-1] != found[0]
-    assert lines(run, "held_out_loss") == pytest.approx(lines(alone, "held_out_loss"), rel=1e-5)
+    for name in {name for line in told(alone) for name in line if name.startswith("held_out")}:
+        assert lines(run, name) == pytest.approx(lines(alone, name), rel=1e-5), name
     scores, wanted = (json.loads((each / "scores.json").read_text()) for each in (run, alone))
     for when in ("before", "after"):
         assert scores[when] == {name: pytest.approx(value, abs=1e-4) for name, value in wanted[when].items()}
@@ -128,7 +137,9 @@ def test_every_task_that_several_devices_train_is_run_or_says_why_not() -> None:
     assert {facts.name for facts in shipped if facts.pipeline is None} == set(able("pipeline"))
 
 
-@pytest.mark.parametrize(("task", "way"), [(task, way) for way in WAYS for task in able(way)])
+@pytest.mark.parametrize(
+    ("task", "way"), [*((task, way) for way in WAYS for task in able(way)), ("classify", "pooled")]
+)
 def test_two_processes_have_the_losses_of_one(runs: Path, task: str, way: str) -> None:
     require_same(runs / f"{task} {way}", runs / f"{task} {way} alone")
 
