@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.config import RunConfig
 from workbench.config.foreign import axolotl, llamafactory
-from workbench.config.foreign.shared_settings import Translation
+from workbench.config.foreign.translation import Translation, printable
 from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.errors import ConfigError
 from workbench.recipes import editor_line
@@ -47,11 +46,7 @@ def write(source: Path, out: Path) -> Translation:
 
 def text(translation: Translation, source: Path, out: Path) -> str:
     """The recipe, below comments that say what to look at."""
-    lines = [f"workbench check {out}", f"From {source}.", *_paragraph("Look at", translation.looks)]
-    lines += _paragraph("No equivalent", [f"{key}: {value}" for key, value in translation.left.items()])
+    lines = [printable(f"workbench check {out}"), printable(f"From {source}.")]
+    for title, parts in translation.report().items():
+        lines += [f"{title}:", *(f"- {part}" for part in parts)]
     return "".join(f"# {line}\n" for line in lines) + editor_line() + dump_yaml(translation.recipe)
-
-
-def _paragraph(title: str, parts: Sequence[str]) -> list[str]:
-    """Lines of comments; each part is one line."""
-    return [f"{title}:", *(f"- {' '.join(part.split())}" for part in parts)] if parts else []

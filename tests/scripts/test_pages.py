@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests import forked
+from tests.recipes.test_published_files import PUBLISHED
 from tests.scripts.shown_commands import PAGES, ROOT, TUTORIALS, blocks, inline
+from workbench.config.yaml_text import dump_yaml
 
 RUN = [page for page in PAGES if any(block.runs_as_printed for block in blocks(page))]
 IDS = [str(page.relative_to(ROOT)) for page in RUN]
@@ -37,7 +39,7 @@ def _shell(script: str, folder: Path) -> None:
 
 def _write_what_a_reader_has(folder: Path) -> None:
     (folder / "rows.jsonl").write_text(ROWS)
-    shutil.copy(ROOT / "tests" / "files" / "foreign" / "axolotl" / "llama-3-qlora.yml", folder / "qlora.yml")
+    (folder / "qlora.yml").write_text(dump_yaml(PUBLISHED["axolotl/examples/llama-3/qlora.yml"]))
     for name, recipe in RECIPES.items():
         shutil.copy(ROOT / "recipes" / "configs" / f"{recipe}.yaml", folder / name)
     (folder / "scripts").symlink_to(ROOT / "scripts")

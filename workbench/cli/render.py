@@ -25,7 +25,7 @@ from workbench.errors import ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from workbench.config.foreign.shared_settings import Translation
+    from workbench.config.foreign.translation import Translation
     from workbench.config.reference import NamedChoice, SettingReference
     from workbench.models.model_sizes import SizeTable
     from workbench.planning.plan import Plan
@@ -539,14 +539,11 @@ def _width() -> int:
 
 
 def translation(translation: Translation, out: Path) -> None:
-    """Print what to look at in a translated recipe, what has no equivalent, and what comes next."""
-    unknown = [f"{key}: {value}" for key, value in translation.left.items()]
-    for title, lines in (("Look at", translation.looks), ("No equivalent", unknown)):
-        if lines:
-            typer.echo(f"{title}:")
+    """Print what became of the settings of another tool's file, and what comes next."""
+    for title, lines in translation.report().items():
+        if title == "Translated":
+            lines = [f"{len(translation.translated)} settings; {out} lists them."]
+        typer.echo(f"{title}:")
         for line in lines:
             typer.echo(textwrap.fill(line, 100, initial_indent="  - ", subsequent_indent="    "))
-    if translation.idle:
-        idle = f"Decided here, or without effect on what is learnt: {', '.join(translation.idle)}."
-        typer.echo(textwrap.fill(idle, 100))
     typer.echo(f"{out} written. Next: workbench check {out}")

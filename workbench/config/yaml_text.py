@@ -52,6 +52,7 @@ def _read(text: str) -> Any:
     yaml.Scanner, yaml.Constructor, yaml.max_depth = _Scanner, _Constructor, 50
     try:
         value = yaml.load(text)
+        repr(value)  # a ValueError where a hexadecimal number has more digits than Python writes
     except MarkedYAMLError as error:
         error.note = None  # how a program could do without the check
         if isinstance(error, MaxDepthExceededError):
@@ -59,7 +60,7 @@ def _read(text: str) -> Any:
         raise
     except ValueError as error:  # a number of more digits than Python reads
         raise YAMLError(str(error)) from None
-    if not _is_unicode(value):
+    if not is_unicode(value):
         raise YAMLError("it holds half of a character, such as \\ud800, that UTF-8 cannot hold")
     return value
 
@@ -114,7 +115,7 @@ def override(values: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
             value = load_yaml(text)
         except YAMLError:
             value = text
-        if not _is_unicode(value):
+        if not is_unicode(value):
             raise ConfigError(f"{key}: {shown(value)} is no text that UTF-8 can hold. Write it anew.")
         section = result
         for at, part in enumerate(parts[:-1], start=1):
@@ -134,13 +135,13 @@ def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in values.items()}
 
 
-def _is_unicode(value: Any) -> bool:
+def is_unicode(value: Any) -> bool:
     """Whether all text in a value can be written as UTF-8."""
     if isinstance(value, str):
         return not any("\ud800" <= letter <= "\udfff" for letter in value)
     if isinstance(value, Mapping):
-        return all(_is_unicode(key) and _is_unicode(each) for key, each in value.items())
-    return not isinstance(value, (list, tuple)) or all(map(_is_unicode, value))
+        return all(is_unicode(key) and is_unicode(each) for key, each in value.items())
+    return not isinstance(value, (list, tuple)) or all(map(is_unicode, value))
 
 
 class _Scanner(Scanner):
