@@ -185,10 +185,7 @@ class Method(Tagged):
         """Choose what trains, or its initial values, by gradients of training rows before the first step."""
 
     def chosen(self, model: PeftModel) -> dict[str, Tensor]:
-        """Tensors for a checkpoint that say what trains, such as indices, by name.
-
-        A tensor with the name of a trainable parameter is that parameter's initial value.
-        """
+        """Tensors for a checkpoint that say what trains, such as indices, by name."""
         return {}
 
     @property

@@ -130,6 +130,9 @@ class Shift(LoraVariant):
     The papers take B0 A0 out of the frozen weights. Here it stays apart, in buffers that no state dict has. That
     computes the same, leaves the weights as they are (so they may be quantised, and are there again when the adapter is
     off), and makes what is shipped plain LoRA.
+
+    What trains is dA = A - A0 and dB = B - B0, and dB A + B0 dA is computed, which is the same update: in a half
+    precision the difference of the two large products would be little more than their rounding.
     """
 
     @staticmethod
@@ -147,30 +150,37 @@ class Shift(LoraVariant):
     @staticmethod
     def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
         """Compute the update with dropout and its start without: in the papers the start is a part of the weights."""
-        update = module.lora_B[active_adapter](module.lora_A[active_adapter](module.lora_dropout[active_adapter](x)))
-        start = F.linear(F.linear(x, module.start_A_RI.to(x.dtype)), module.start_B_OR.to(x.dtype))
-        shifted: Tensor = result + ((update - start) * module.scaling[active_adapter]).to(result.dtype)
+        dropped, (down, up) = module.lora_dropout[active_adapter](x), shifted_factors(module, active_adapter)
+        update = F.linear(F.linear(dropped, down.to(x.dtype)), up.to(x.dtype))
+        if module.training and not isinstance(module.lora_dropout[active_adapter], nn.Identity):
+            missing = F.linear(dropped - x, module.start_A_RI.to(x.dtype))
+            update = update + F.linear(missing, module.start_B_OR.to(x.dtype))
+        shifted: Tensor = result + (update * module.scaling[active_adapter]).to(result.dtype)
         return shifted
 
 
 def shifted_factors(layer: Any, name: str) -> tuple[Tensor, Tensor]:
-    """(A, A0) and (B, -B0), whose product is the whole update, as LoRA of twice the rank."""
-    down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
-    return torch.cat((down, layer.start_A_RI.to(down))), torch.cat((up, -layer.start_B_OR.to(up)), dim=1)
+    """(A, dA) and (dB, B0), whose product is the whole update, as LoRA of twice the rank."""
+    return _factors(layer, layer.lora_A[name].weight, layer.lora_B[name].weight)
+
+
+def _factors(layer: Any, change_A_RI: Tensor, change_B_OR: Tensor) -> tuple[Tensor, Tensor]:
+    start_A_RI, start_B_OR = layer.start_A_RI.to(change_A_RI.device), layer.start_B_OR.to(change_B_OR.device)
+    down = torch.cat((start_A_RI + change_A_RI, change_A_RI.to(start_A_RI)))
+    return down, torch.cat((change_B_OR.to(start_B_OR), start_B_OR), dim=1)
 
 
 class ShiftedLora(OwnForm, LoraModel):
     """PEFT's LoRA, shipped with its start taken off: plain LoRA of twice the rank over the original weights."""
 
     def shipped(self, name: str, tensors: dict[str, Tensor]) -> tuple[PeftConfig, dict[str, Tensor]]:
-        """Plain LoRA of twice the rank, as PEFT converts PiSSA; the scale stays."""
+        """Plain LoRA of twice the rank; the scale stays. PEFT converts PiSSA to (A, A0) and (B, -B0), which cancel."""
         live: Any = self.peft_config[name]
         config = copy.copy(live)
         for path, layer in _lora_layers(self):
             if name in layer.lora_variant:
                 down, up = (f"base_model.{path}.lora_{part}.{name}.weight" for part in "AB")
-                tensors[down] = torch.cat((tensors[down], layer.start_A_RI.to(tensors[down])))
-                tensors[up] = torch.cat((tensors[up], -layer.start_B_OR.to(tensors[up])), dim=1)
+                tensors[down], tensors[up] = _factors(layer, tensors[down], tensors[up])
                 stabilised = math.sqrt(layer.r[name]) if live.use_rslora else 1.0
                 config.r, config.lora_alpha = 2 * layer.r[name], 2 * layer.lora_alpha[name] * stabilised
                 config.use_rslora = False  # which would divide by the root of twice the rank
@@ -180,41 +190,39 @@ class ShiftedLora(OwnForm, LoraModel):
 @torch.no_grad()
 def shift(model: PeftModel, start: Start) -> None:
     """Let every LoRA layer start where `start` says, given its weight in float32, dequantised."""
+    shift_later(model)
     for _, layer in _lora_layers(model):
         weight_OI = dense_weight(layer.get_base_layer()).float()
-        A_RI, B_OR = start(weight_OI, layer.r["default"], layer.scaling["default"])
-        layer.lora_A["default"].weight.copy_(A_RI)
-        layer.lora_B["default"].weight.copy_(B_OR)
-    shift_later(model)
+        start_at(layer, *start(weight_OI, layer.r["default"], layer.scaling["default"]))
 
 
 @torch.no_grad()
 def shift_later(model: PeftModel) -> None:
     """Let every LoRA layer start where it is, until `start_at` says otherwise."""
     for _, layer in _lora_layers(model):
-        layer.register_buffer("start_A_RI", layer.lora_A["default"].weight.clone(), persistent=False)
-        layer.register_buffer("start_B_OR", layer.lora_B["default"].weight.clone(), persistent=False)
+        for name, weight in (
+            ("start_A_RI", layer.lora_A["default"].weight),
+            ("start_B_OR", layer.lora_B["default"].weight),
+        ):
+            layer.register_buffer(name, weight.detach().clone(), persistent=False)
+            weight.zero_()
         layer.lora_variant["default"] = Shift()
     model.base_model.__class__ = ShiftedLora
 
 
 @torch.no_grad()
 def start_at(layer: Any, A_RI: Tensor, B_OR: Tensor) -> None:
-    """Let a shifted layer start anew, with these factors; the start keeps its precision where those compute in less."""
-    for own, start, value in (
-        (layer.lora_A["default"].weight, layer.start_A_RI, A_RI),
-        (layer.lora_B["default"].weight, layer.start_B_OR, B_OR),
-    ):
-        start.copy_(value)
-        own.copy_(value)
+    """Let a shifted layer, of which nothing has trained yet, start with these factors."""
+    layer.start_A_RI.copy_(A_RI)
+    layer.start_B_OR.copy_(B_OR)
 
 
 def starts(model: nn.Module) -> dict[str, Tensor]:
-    """A0 (R, I) and B0 (O, R) of every shifted layer, by the names of the parameters that begin there."""
+    """A0 (R, I) and B0 (O, R) of every shifted layer, by their names in the model."""
     return {
-        f"{path}.lora_{part}.default.weight": start
+        f"{path}.{name}": getattr(layer, name)
         for path, layer in _lora_layers(model)
-        for part, start in (("A", layer.start_A_RI), ("B", layer.start_B_OR))
+        for name in ("start_A_RI", "start_B_OR")
     }
 
 

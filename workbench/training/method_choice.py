@@ -5,7 +5,6 @@ It decides which weights train, or from which values: see `Method.choose`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -62,14 +61,6 @@ class MethodChoice(Checkpointed):
             self._method.choose(self._model, (self._signal.loss(batch, 1.0) for batch in batches))
         self._model.train(training)
         self.load(self._ranks.agreed({name: each.cpu() for name, each in self.state().items()}))
-
-    @torch.no_grad()
-    def set_starts(self, *values: Mapping[str, Tensor]) -> None:
-        """Copy the starting values of parameters, if they were decided, into values by the parameters' names."""
-        for name, start in self.state().items():
-            for each in values:
-                if name in each:
-                    each[name].copy_(start)
 
     def state(self) -> dict[str, Tensor]:
         """The decision, for a checkpoint."""

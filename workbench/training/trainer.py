@@ -148,8 +148,6 @@ class Trainer:
         if member.progress.step == 0:
             with self.row_losses.paused():
                 self.choice.make()
-            self.choice.set_starts(self.masters.named())
-        self.choice.set_starts(member.start, self.step_noise.mixout.start)
         self.prepare()
         if member.live:
             left = math.ceil(member.until * member.total - member.progress.step)

@@ -25,6 +25,7 @@ from workbench.config import ModelConfig
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
 from workbench.models.fused_lora import FusedLoraLinear, fuse
+from workbench.training.master_weights import MasterWeights
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
@@ -43,8 +44,16 @@ def _layers(model: nn.Module) -> dict[str, Any]:
 
 def _update(layer: Any) -> Tensor:
     """scale * B A, (outputs, inputs)."""
-    product: Tensor = layer.lora_B["default"].weight @ layer.lora_A["default"].weight * layer.scaling["default"]
+    A_RI, B_OR = _live(layer)
+    product: Tensor = B_OR @ A_RI * layer.scaling["default"]
     return product.detach()
+
+
+def _live(layer: Any) -> tuple[Tensor, Tensor]:
+    """A and B; where a start is kept apart, its sum with what training has changed."""
+    A_RI, B_OR = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    shifted = "default" in layer.lora_variant
+    return (layer.start_A_RI + A_RI, layer.start_B_OR + B_OR) if shifted else (A_RI, B_OR)
 
 
 def _train(model: nn.Module, steps: int = 8) -> list[float]:
@@ -71,7 +80,7 @@ def test_pissa_starts_at_the_nearest_matrix_of_its_rank(name: str, decomposition
         lengths = torch.linalg.svdvals(weight)
         rest = torch.linalg.svdvals(weight - _update(layer))
         torch.testing.assert_close(rest[: len(lengths) - RANK], lengths[RANK:], rtol=1e-3, atol=1e-4)
-        A, B = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        A, B = _live(layer)
         torch.testing.assert_close(A.norm(dim=1), B.norm(dim=0))  # each has the root of the singular values
 
 
@@ -121,7 +130,7 @@ def test_no_wide_matrix_is_decomposed_whole(method: str, monkeypatch: pytest.Mon
         monkeypatch.setattr(torch.linalg, name, thin(name))
     config = _config(method, targets=["v_proj"])
     (layer,) = _layers(adapters.attach(wide, config, seed=0)).values()
-    assert layer.lora_A["default"].weight.any()
+    assert layer.start_A_RI.any()
     if method == "pissa":
         with pytest.raises(AssertionError, match="svd of"):
             adapters.attach(fresh, _config(method, targets=["v_proj"], decomposition="exact"), seed=0)
@@ -129,10 +138,10 @@ def test_no_wide_matrix_is_decomposed_whole(method: str, monkeypatch: pytest.Mon
 
 def test_olora_starts_at_orthonormal_columns_of_the_weights(llama: PreTrainedModel) -> None:
     for layer in _layers(adapters.attach(llama, _config("olora"), seed=0)).values():
-        B = layer.lora_B["default"].weight
+        A, B = _live(layer)
         torch.testing.assert_close(B.T @ B, torch.eye(RANK), rtol=0, atol=1e-5)
         weight = layer.get_base_layer().weight
-        torch.testing.assert_close(B.T @ weight, layer.lora_A["default"].weight, rtol=0, atol=1e-4)  # its projection
+        torch.testing.assert_close(B.T @ weight, A, rtol=0, atol=1e-4)  # its projection
 
 
 @FROM_WEIGHTS
@@ -178,6 +187,31 @@ def test_fused_layers_know_the_start(llama: PreTrainedModel, method: str) -> Non
         found.append([outputs.logits.detach(), *gradients])
     for plain, fast in zip(*found, strict=True):
         torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [1e-4, 1e-2])
+@pytest.mark.parametrize("method", ["pissa", "olora", "corda", "lora-ga"])
+def test_a_small_update_survives_half_precision(llama: PreTrainedModel, method: str, change: float) -> None:
+    """The difference of B A x and B0 A0 x, each rounded to bfloat16, would be all rounding."""
+    sample = [{"input_ids": IDS}]
+    model = adapters.attach(llama.bfloat16(), _config(method), seed=0, sample=lambda: iter(sample))
+    if method == "lora-ga":
+        _config(method).choose(model, iter([model(**sample[0], labels=IDS).loss]))
+    masters = MasterWeights(model, torch.bfloat16)
+    torch.manual_seed(3)
+    for master in masters:
+        master.data.add_(torch.randn_like(master) * change)
+    masters.refresh()
+    values = masters.named()
+    for name, layer in _layers(model).items():
+        dA, dB = (values[f"{name}.lora_{part}.default.weight"].double() for part in "AB")
+        A0, B0 = layer.start_A_RI.double(), layer.start_B_OR.double()
+        x = torch.randn(20, dA.shape[1]).bfloat16()
+        exact = x.double() @ ((B0 + dB) @ (A0 + dA) - B0 @ A0).T * layer.scaling["default"]
+        found = layer.lora_variant["default"].forward(
+            layer, "default", x, torch.zeros_like(exact, dtype=torch.bfloat16)
+        )
+        assert (found.double() - exact).norm() < 0.01 * exact.norm(), name
 
 
 def test_dropout_leaves_the_start_alone(llama: PreTrainedModel) -> None:

@@ -46,8 +46,8 @@ def test_a_start_along_gradients_is_that_of_the_run_wherever_it_stopped(compute:
     for found in (whole, resumed):
         starts, (member, mixout) = found.fit.choice.state(), (found.fit.member, found.fit.step_noise.mixout)
         assert starts and all(bool(each.any()) for each in starts.values())
-        assert starts.keys() == member.start.keys() == mixout.start.keys()
-        assert all(torch.equal(starts[name], each) for name, each in [*member.start.items(), *mixout.start.items()])
+        assert member.start and member.start.keys() == mixout.start.keys()  # changes of the start, which begin at zero
+        assert not any(each.any() for each in [*member.start.values(), *mixout.start.values()])
     if compute is torch.float32:
         small = train(model, configured(**ALONG, batch={"tokens_per_device": 20}), tmp_path / "small")
         large = train(model, configured(**ALONG, batch={"tokens_per_device": 400}), tmp_path / "large")
