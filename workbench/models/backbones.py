@@ -412,7 +412,8 @@ def _require_whole(config: ModelConfig, report: dict[str, Any], fresh: list[str]
 def _prepared(model: PreTrainedModel, fresh: list[str], stored: torch.dtype, compute: torch.dtype) -> PreTrainedModel:
     """The model frozen, in evaluation mode, computing in `compute`.
 
-    Stored in `compute` are `fresh` heads, and layers that cast inputs to the precision of their weights (T5).
+    Stored in `compute` are `fresh` heads, and layers that cast inputs to the precision of their weights (T5). The last
+    layer of the heads gives its outputs in float32.
     """
     if stored != compute:
         kept = {*fresh, *(model._keep_in_fp32_modules or ())}
@@ -422,6 +423,9 @@ def _prepared(model: PreTrainedModel, fresh: list[str], stored: torch.dtype, com
         weight_formats.compute_in(model, compute)
     if anatomy.reads_pictures(model):
         pictures.prepare(model, compute)
+    layers = [module for name in fresh for module in model.get_submodule(name).modules() if type(module) is nn.Linear]
+    if layers and compute in weight_formats.HALVES:
+        layers[-1].__class__ = weight_formats.OutputLinear
     model.requires_grad_(False).eval()
     return model
 

@@ -87,11 +87,11 @@ def narrow_last_block(model: nn.Module, backbone: PreTrainedModel, inputs: Mappi
         return
     with torch.no_grad():
         wanted = model(**inputs).logits
-        calls, shapes = [0], list[tuple[int, ...]]()
+        calls, hidden = [0], list[Tensor]()
         handles = [
             attention.register_forward_hook(lambda *_: calls.append(0)),
             block.register_forward_hook(
-                lambda *given: shapes.append((given[-1] if isinstance(given[-1], Tensor) else given[-1][0]).shape)
+                lambda *given: hidden.append(given[-1] if isinstance(given[-1], Tensor) else given[-1][0])
             ),
         ]
         handle = attention.register_forward_hook(narrowing := _FirstTokens(), with_kwargs=True)
@@ -99,8 +99,8 @@ def narrow_last_block(model: nn.Module, backbone: PreTrainedModel, inputs: Mappi
     for each in handles:
         each.remove()
     # Where the residual connection is outside of the attention module, the block still outputs every token.
-    alone = len(calls) == 2 and [shape[1] for shape in shapes] == [1]
-    rounding = max(1e-3, 8 * torch.finfo(wanted.dtype).eps)
+    alone = len(calls) == 2 and [each.shape[1] for each in hidden] == [1]
+    rounding = max(1e-3, 8 * torch.finfo(hidden[0].dtype).eps)
     if alone and torch.allclose(narrowed_logits, wanted, rtol=rounding, atol=rounding * float(wanted.abs().max())):
         _narrowed[backbone] = narrowing
     else:

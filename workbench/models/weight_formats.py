@@ -44,6 +44,16 @@ class StoredConv1D(Conv1D):
         return _product(x, self.weight.T, self.bias)
 
 
+class OutputLinear(nn.Linear):
+    """The last layer of a classification head, which computes in float32 whatever precision the rest has.
+
+    A bfloat16 number has 8 bits, so that logits of many rows would be equal, and their probabilities with them.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+
+
 def _product(input: Tensor, weight_OI: Tensor, bias: Tensor | None) -> Tensor:
     bias = None if bias is None else bias.to(input.dtype)
     if weight_OI.dtype == input.dtype or weight_OI.requires_grad:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from tests.conftest import MINILM, tiny
+from workbench.config import ModelConfig, model_heads
 from workbench.data.batching import MicroBatch
 from workbench.data.packing import PACKED
-from workbench.models import attention_backend, classifier
+from workbench.models import attention_backend, backbones, classifier
 from workbench.planning.counters import Operations
 
 ENCODERS = ("Bert", "Roberta", "Electra", "DebertaV2", "MPNet")
@@ -57,6 +60,21 @@ def test_rounding_does_not_keep_it_wide() -> None:
     _, _, many = _outputs(model)
     classifier.narrow_last_block(model, model, _rows(3, 6))
     assert _outputs(model)[2] < many
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "Bert", "Roberta", "DebertaV2", "ModernBert"])
+def test_half_precision_does_not_make_rows_equal(name: str, tmp_path: Path) -> None:
+    """Of 300 texts, each has a probability of its own, as in float32."""
+    tiny(name, head="SequenceClassification", pad_token_id=0).save_pretrained(tmp_path)
+    config = ModelConfig.model_validate({"id": str(tmp_path), "weights": "bfloat16", "compute": "bfloat16"})
+    model = backbones.load(
+        config, None, task=model_heads.classes(("a", "b"), seed=0, problem="single_label_classification")
+    ).model
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        logits = model(input_ids=torch.randint(3, 60, (300, 5), generator=generator)).logits
+    assert logits.dtype == torch.float32
+    assert len(logits.softmax(1)[:, 0].unique()) > 290
 
 
 @pytest.mark.parametrize("name", WIDE)
