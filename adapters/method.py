@@ -83,6 +83,8 @@ class MethodInfo:
     """Why no policy can freeze layers of the backbone with it; empty where one can."""
     token_rows: bool = False
     """Whether embeddings of new tokens can train beside it."""
+    plain_lora: bool = False
+    """Whether it is LoRA's two matrices and no more: engines cut it, and servers load it, without reading weights."""
 
 
 @dataclass(frozen=True)
@@ -243,3 +245,8 @@ def register(section: type[Method]) -> type[Method]:
             raise ValueError(f"adapter.method {name} exists already. Give your method another name.")
         METHODS[name] = section
     return section
+
+
+def plain_lora() -> str:
+    """Names of the methods that are plain LoRA, for a sentence: lora|rslora."""
+    return "|".join(name for name, each in METHODS.items() if each.about[name].plain_lora)

@@ -101,10 +101,10 @@ class Lora(OverExperts):
     """A starts at random and B at zero: the identity at the start."""
 
     about: ClassVar[dict[str, MethodInfo]] = {
-        "lora": MethodInfo("a low-rank update of linear layers", "Hu et al. 2021, arXiv:2106.09685", token_rows=True),
-        "rslora": MethodInfo(
-            "lora, scaled by alpha / sqrt(rank)", "Kalajdzievski 2023, arXiv:2312.03732", token_rows=True
-        ),
+        "lora": MethodInfo("a low-rank update of linear layers", "Hu et al. 2021, arXiv:2106.09685",
+                      token_rows=True, plain_lora=True),
+        "rslora": MethodInfo("lora, scaled by alpha / sqrt(rank)", "Kalajdzievski 2023, arXiv:2312.03732",
+                      token_rows=True, plain_lora=True),
         "dora": MethodInfo("lora of the direction, and each output's magnitude", "Liu et al. 2024, arXiv:2402.09353",
                       token_rows=True),
     }  # fmt: skip
@@ -119,7 +119,7 @@ class LoraPlus(OverExperts):
 
     about: ClassVar[dict[str, MethodInfo]] = {
         "lora+": MethodInfo("lora, with a higher learning rate for B", "Hayou et al. 2024, arXiv:2402.12354",
-                       token_rows=True),
+                       token_rows=True, plain_lora=True),
     }  # fmt: skip
     changes_convolutions: ClassVar[bool] = True
     method: Literal["lora+"] = "lora+"

@@ -23,7 +23,7 @@ CASES = {
         f"{CHECK} regularise.mixout=0.1 optimizer.noise_scale=5", "optimizer.noise_scale", "Leave one of them out"
     ),
     "values in pieces": Case(
-        f"{CHECK} regularise.mixout=0.1 distributed.zero=2", "regularise.mixout moves values", "zero=0"
+        f"{CHECK} regularise.mixout=0.1 distributed.zero=2", "regularise.mixout goes with whole", "zero=0"
     ),
     "equal passes": Case(f"{CHECK} regularise.r_drop=1", "they are the same", "Write adapter.dropout=0.1"),
     "passes that share a rotation": Case(
@@ -65,7 +65,7 @@ CASES = {
     ),
     "away from nowhere": Case(f"{CHECK} optimizer.l2_start=-1", "optimizer.l2_start", "greater than or equal to 0"),
     "a start in pieces": Case(
-        f"{CHECK} optimizer.l2_start=0.1 distributed.zero=2", "optimizer.l2_start needs all gradients", "zero=0"
+        f"{CHECK} optimizer.l2_start=0.1 distributed.zero=2", "optimizer.l2_start goes with whole", "zero=0"
     ),
 }
 

@@ -22,7 +22,7 @@ CASES = {
     "4 bits in shares, looked at": (
         f"{ZERO3} model.weights=nf4 'adapter={{method: dora}}'",
         "adapter.method=dora may look at weights before they are packed",
-        "Write adapter.method=lora, or zero=2",
+        "Write adapter.method=lora|rslora|lora+, or zero=2",
     ),
     "no stage of torch": ("distributed.engine=fsdp2", "engine=fsdp2 shares what zero=2 or zero=3 does", "zero is 0"),
     "half in the host's memory": (
@@ -37,7 +37,7 @@ CASES = {
     ),
     "a member in shares": (
         f"{ZERO2} recipe=sweep 'sweep.over={{optimizer.name: [adamw, muon]}}' evaluate.every=0.5",
-        "optimizer.name=muon needs whole matrices",
+        "optimizer.name=muon goes with whole weights",
         "Write optimizer.name=adamw",
     ),
     "no disk": (
@@ -59,7 +59,7 @@ CASES = {
     ),
     "average": (
         f"{ZERO2} average.method=ema evaluate.every=0.5",
-        "average needs all weights",
+        "average.method=ema goes with whole weights",
         "Write average.method=none",
     ),
     "sharpness": (f"{ZERO2} optimizer.sam=0.05", "optimizer.sam", "or zero=0"),

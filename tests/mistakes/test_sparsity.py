@@ -41,7 +41,7 @@ CASES = {
     "none of the gradient": Case(f"{CHECK} optimizer.gradient_share=0", "optimizer.gradient_share", "greater than 0"),
     "a share in pieces": Case(
         f"{CHECK} optimizer.gradient_share=0.1 distributed.zero=2",
-        "optimizer.gradient_share needs all gradients",
+        "optimizer.gradient_share goes with whole weights",
         "zero=0",
     ),
     "growth without a measure": Case(

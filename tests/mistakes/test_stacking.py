@@ -37,7 +37,7 @@ CASES = {
     "mixed with the start": Case(f"{ON} regularise.mixout=0.3", "mixout goes back to", "Leave regularise.mixout out"),
     "averaged": Case(f"{ON} average.method=ema evaluate.every=1", "average.method=ema", "average.method=none"),
     "ended early": Case(f"{ON} evaluate.patience=2 evaluate.every=1", "evaluate.patience", "Leave evaluate.patience"),
-    "in pieces": Case(f"{ON} distributed.zero=2", "grow copies the values", "zero=0"),
+    "in pieces": Case(f"{ON} distributed.zero=2", "grow goes with whole weights", "zero=0"),
     "quantised": Case(f"{ON} model.weights=nf4", "model.weights", "bfloat16"),
     "judged answers": Case(f"{ON} recipe=prefer", "recipe=prefer", "Write recipe=sft"),
     "folds": Case(f"{ON} recipe=crossval of=classify", "recipe=crossval", "Write recipe=classify"),

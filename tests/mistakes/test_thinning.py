@@ -21,7 +21,7 @@ CASES = {
     "compiled blocks": Case(f"{ON} train.compile=true", "train.compile", "Write train.compile=false"),
     "twice": Case(f"{ON} regularise.stochastic_depth=0.1", "stochastic_depth", "Leave regularise.stochastic_depth out"),
     "a teacher": Case(f"{ON} recipe=distill distill.teacher.id=backbone", "would lose as much", "Leave it out"),
-    "in pieces": Case(f"{ON} distributed.zero=2", "layer_drop leaves out blocks", "zero=0"),
+    "in pieces": Case(f"{ON} distributed.zero=2", "layer_drop goes with whole weights", "zero=0"),
     "all tokens": Case("check my.yaml token_drop.keep=0", "token_drop.keep", "greater than 0"),
     "more than all tokens": Case("check my.yaml token_drop.keep=50", "token_drop.keep", "less than or equal to 1"),
     "growing for ever": Case(f"{TOKENS} token_drop.until=2", "token_drop.until", "less than or equal to 1"),
@@ -41,7 +41,7 @@ CASES = {
     "compiled tokens": Case(f"{TOKENS} train.compile=true", "train.compile", "Write train.compile=false"),
     "a teacher's tokens": Case(f"{TOKENS} recipe=distill distill.teacher.id=backbone", "would lose as much", "Leave"),
     "judged answers": Case(f"{TOKENS} recipe=prefer", "compares them as they are", "leave token_drop out"),
-    "tokens in pieces": Case(f"{TOKENS} distributed.zero=2", "token_drop was not tried", "zero=0"),
+    "tokens in pieces": Case(f"{TOKENS} distributed.zero=2", "token_drop goes with whole weights", "zero=0"),
     "members that differ": Case(
         f"{ON} recipe=sweep of=sft 'sweep.over={{layer_drop.rate: [0.1, 0.5]}}'",
         "layer_drop.rate",

@@ -2,22 +2,20 @@
 
 from collections.abc import Iterator
 
+from workbench.adapters.method import plain_lora
 from workbench.config.sections.run_sections import RunSections
 from workbench.config.task_facts import TaskFacts, register
 
 _OF_ROWS = ("sampling", "curriculum", "length_warm_up", "augment", "clean", "decontaminate", "drop_suspects")
 """Keys of `data` that are for rows with an answer, or order them by it."""
 
-_LOADED = ("lora", "rslora", "lora+")
-"""Methods whose adapters servers load as they are saved, over the backbone as it is."""
-
 
 def _check(config: RunSections) -> Iterator[str]:
     yield from config.reinforce.misfits(
         noise=config.adapter.noise > 0 or config.adapter.facts.draws or config.model.dropout
     )
-    if not (config.reinforce.rollouts.url is None or config.adapter.method in _LOADED):
-        cure = f"Write adapter.method={'|'.join(_LOADED)}, or leave reinforce.rollouts out."
+    if not (config.reinforce.rollouts.url is None or config.adapter.facts.plain_lora):
+        cure = f"Write adapter.method={plain_lora()}, or leave reinforce.rollouts out."
         if config.adapter.method == "full":
             yield (
                 "reinforce.rollouts.url: a server is given an adapter before each rollout, and adapter.method=full "

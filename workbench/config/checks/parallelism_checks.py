@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
+from workbench.adapters import Full
+from workbench.adapters.method import plain_lora
 from workbench.config import task_facts
 from workbench.config.sections.run_sections import RunSections
 
-METHODS = ("lora", "rslora", "lora+", "full")
-"""Methods whose values go where the layers go that they belong to, and that start without reading weights."""
 OPTIMIZERS = ("adamw", "sgd", "lion")
 """Optimizers that step each value by itself."""
 
@@ -83,14 +83,14 @@ def _of_cut_blocks(config: RunSections) -> Iterator[tuple[str, str]]:
 
 def _untried(config: RunSections) -> Iterator[tuple[str, str]]:
     """What was not tried where each device holds a part of the model, and what to write instead."""
-    for name, cure in (*_of_models(config), *_of_steps(config), *_row_choices(config)):
+    for name, cure in (*_of_models(config), *whole_steps(config), *_of_steps(config), *_row_choices(config)):
         yield f"was not tried with {name}", cure
 
 
 def _of_models(config: RunSections) -> Iterator[tuple[str, str]]:
     adapter = config.adapter
-    if config.distributed.pipeline > 1 and adapter.method not in METHODS:
-        yield f"adapter.method={adapter.method} ({', '.join(METHODS)} were)", "adapter.method=lora"
+    if config.distributed.pipeline > 1 and not (adapter.facts.plain_lora or isinstance(adapter, Full)):
+        yield f"adapter.method={adapter.method}", f"adapter.method=full|{plain_lora()}"
     if getattr(adapter, "experts", False):
         yield "adapter.experts", "adapter.experts=false"
     if getattr(adapter, "sparsity", None) is not None:
@@ -101,25 +101,30 @@ def _of_models(config: RunSections) -> Iterator[tuple[str, str]]:
         yield "model.sparsity", "model.sparsity=null"
 
 
-def _of_steps(config: RunSections) -> Iterator[tuple[str, str]]:
-    """Where a step needs more than each value's own gradient, or blocks that are always computed."""
-    optimizer, regularise = config.optimizer, config.regularise
+def whole_steps(config: RunSections) -> Iterator[tuple[str, str]]:
+    """Yield settings for which a step has whole weights and gradients, and what to write instead of each."""
+    optimizer = config.optimizer
     if optimizer.name not in OPTIMIZERS:
-        yield f"optimizer.name={optimizer.name} ({', '.join(OPTIMIZERS)} were)", "optimizer.name=adamw"
+        yield f"optimizer.name={optimizer.name}", f"optimizer.name={'|'.join(OPTIMIZERS)}"
     for name in ("sam", "noise_scale", "lookahead", "gradient_share", "l1", "l2", "l2_start"):
         if getattr(optimizer, name):
             cure = "0" if name in ("l1", "l2", "l2_start") else "null"
             yield f"optimizer.{name}", f"optimizer.{name}={cure}"
     if config.average.method != "none":
         yield f"average.method={config.average.method}", "average.method=none"
+    for name in ("layer_drop", "token_drop", "grow"):
+        if getattr(config, name).is_on:
+            yield name, f"{name}={{}}"
+    if config.regularise.mixout:
+        yield "regularise.mixout", "regularise.mixout=0"
+
+
+def _of_steps(config: RunSections) -> Iterator[tuple[str, str]]:
     if config.freeze.policy != "none":
         yield f"freeze.policy={config.freeze.policy}", "freeze.policy=none"
     if config.train.compile:
         yield "train.compile", "train.compile=false"
-    for name in ("layer_drop", "token_drop", "grow"):
-        if getattr(config, name).is_on:
-            yield name, f"{name}={{}}"
-    if regularise.noisy or regularise.r_drop or regularise.mixout:
+    if config.regularise.noisy or config.regularise.r_drop:
         yield "regularise", "regularise={}"
 
 

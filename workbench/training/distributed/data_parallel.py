@@ -28,8 +28,6 @@ from workbench.training.distributed.fsdp import ShardedReader
 T = TypeVar("T")
 LOOK = 0.2
 """Seconds between two looks."""
-METHODS = ("lora", "rslora", "lora+")
-"""Methods whose members stand in the backbone's own modules; those of others have copies of these."""
 
 
 class RowShare(NamedTuple):
@@ -95,7 +93,10 @@ def refusals(config: RunConfig) -> dict[str, tuple[bool, str]]:
             "DeepSpeed steps one optimizer, and each member has its own; engine=fsdp2 trains them together",
         ),
         "distributed.offload_parameters": (shared and section.offload_parameters != "none", "not tried with a bank"),
-        "adapter.method": (shared and method not in METHODS, f"{method} in a bank needs weights that are whole"),
+        "adapter.method": (
+            shared and not config.adapter.facts.plain_lora,
+            f"{method} in a bank needs weights that are whole",
+        ),
     }
 
 

@@ -10,18 +10,14 @@ from peft import LoraConfig
 from transformers import PreTrainedModel
 
 from workbench.adapters import Full, anatomy
-from workbench.adapters.method import ExtraParameters, Method
+from workbench.adapters.method import ExtraParameters, Method, plain_lora
 from workbench.config import RunConfig, TrainingSections
+from workbench.config.checks import parallelism_checks
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.models import attention_backend
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import tensor_parallel, zero_offload
-
-OVER_CUT = ("lora", "rslora", "lora+")
-"""Methods that start without reading the weights below them, which are packed once they are cut."""
-OPTIMIZERS = ("adamw", "sgd", "lion")
-"""Optimizers whose steps do not depend on the shapes of parameters, which ZeRO lays end to end."""
 
 
 def require(config: RunConfig, ranks: Ranks) -> None:
@@ -234,28 +230,14 @@ def _sharded_members(config: RunConfig) -> Iterator[str]:
 
 
 def _sharded(config: RunConfig) -> Iterator[str]:
-    optimizer, section = config.optimizer, config.distributed
-    if optimizer.name not in OPTIMIZERS:
-        yield f"optimizer.name={optimizer.name} needs whole matrices, and ZeRO cuts them. Write optimizer.name=adamw."
-    for name in ("sam", "noise_scale", "lookahead", "gradient_share", "l1", "l2", "l2_start"):
-        if getattr(optimizer, name):
-            yield f"optimizer.{name} needs all gradients in one place, and ZeRO cuts them. Leave it out, or zero=0."
-    for name, why in (
-        ("layer_drop", "leaves out blocks, which ZeRO gathers in an order"),
-        ("token_drop", "was not tried with weights that are cut"),
-        ("grow", "copies the values of whole blocks, and ZeRO cuts them"),
-    ):
-        if getattr(config, name).is_on:
-            yield f"{name} {why}. Leave it out, or zero=0."
-    if config.regularise.mixout:
-        yield "regularise.mixout moves values in place, and ZeRO cuts them. Leave it out, or zero=0."
+    section = config.distributed
+    for name, write in parallelism_checks.whole_steps(config):
+        yield f"{name} goes with whole weights and gradients, and ZeRO cuts them. Write {write}, or zero=0."
     if config.adapter.looks or type(config.adapter).train_hook is not Method.train_hook:
         yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
     if isinstance(config.adapter, Full) and config.adapter.sparsity is not None:
         yield "adapter.sparsity keeps single weights at zero, and ZeRO cuts them. Leave it out, or write zero=0."
     yield from _unlike_in_shares(config.adapter)
-    if config.average.method != "none":
-        yield "average needs all weights in one place, and ZeRO cuts them. Write average.method=none, or zero=0."
     whole = not zero_offload.cuts_weights(section)
     cure = "zero=2" if section.engine == "deepspeed" else "engine=deepspeed, zero=2"
     if not whole and config.crossvalidates and config.correction.is_on:
@@ -285,11 +267,10 @@ def _sharded(config: RunConfig) -> Iterator[str]:
             "model.weights=int8 with zero=3 or fsdp2: bitsandbytes keeps 8-bit weights whole once they were used. "
             f"Write model.weights=nf4, which can be cut, or {cure}, which cuts the optimizer's state alone."
         )
-    if not whole and config.model.weights in ("nf4", "fp4") and config.adapter.method not in OVER_CUT:
+    if not whole and config.model.weights in ("nf4", "fp4") and not config.adapter.facts.plain_lora:
         yield (
-            f"model.weights={config.model.weights} with zero=3 or fsdp2 goes with {', '.join(OVER_CUT)}: "
-            f"adapter.method={config.adapter.method} may look at weights before they are packed. "
-            f"Write adapter.method=lora, or {cure}."
+            f"model.weights={config.model.weights} with zero=3 or fsdp2: adapter.method={config.adapter.method} may "
+            f"look at weights before they are packed. Write adapter.method={plain_lora()}, or {cure}."
         )
     if section.nvme is not None and not section.nvme.is_dir():
         yield f"distributed.nvme={section.nvme}: no such folder. Make it, on a fast disk."
