@@ -15,9 +15,9 @@ import psutil
 import torch
 from packaging.requirements import Requirement
 
-from workbench.data.text.tokenized import cache_folder
 from workbench.models import backbones
 from workbench.runs import run_directory
+from workbench.runs.files import cache_folder
 
 LITTLE_DISK = 5 * 10**9
 """Free bytes below which a run with checkpoints of a billion parameters may end in a full disk."""

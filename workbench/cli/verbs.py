@@ -62,11 +62,15 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     devices: Annotated[int | None, typer.Option(min=1, help="Train on so many of this machine together.")] = None,
+    push: Annotated[str | None, typer.Option(help="Copy the finished run here, such as s3://BUCKET/RUN.")] = None,
 ) -> None:
     """Train, score and report."""
     from workbench.recipes.verbs import opening
+    from workbench.runs import addresses
     from workbench.training.distributed import launcher
 
+    if push is not None and launcher.needed() and not resume:  # which may go on with a copy
+        addresses.require_free(push)
     if launcher.needed():  # else the launcher has printed them
         for sentence in opening.sentences(recipe, overrides or ()):
             typer.echo(sentence, err=True)
@@ -84,6 +88,9 @@ def run(
     path = workbench.run(recipe, overrides or (), out=out, resume=resume, began=deadline.process_began())
     if joined().first:
         run_log.add(path, render.outcome(path))
+        if push is not None:
+            addresses.push(path, push)
+            typer.echo(f"Copied to {push}")
 
 
 @app.command()

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from workbench.config import DataConfig
 from workbench.data import hub_datasets, starter
 from workbench.errors import DataError
+from workbench.runs import addresses
 
 AS_NAMED = DataConfig(train="rows")
 """How files are read about which nothing is said: as their names tell."""
@@ -44,7 +45,9 @@ _SUBFOLDERS = "Subfolders are not read, unless data.format=image reads them as c
 
 
 def local_path(source: str) -> Path:
-    """The path that a source stands for."""
+    """The path that a source stands for; of an address, that of a copy in the cache."""
+    if addresses.is_address(source):
+        return addresses.fetched(source)
     return Path(os.path.expanduser(starter.resolve(source)))
 
 

@@ -22,9 +22,9 @@ import numpy as np
 from workbench.data import hub_datasets
 from workbench.data.hub_datasets import rows_of
 from workbench.data.source_files import data_files, kind_of
-from workbench.data.text.tokenized import cache_folder
 from workbench.errors import DataError
 from workbench.runs import files
+from workbench.runs.files import cache_folder
 
 OPEN = 8  # shards that are read in turn: data sets are often sorted, and a run then sees more than their beginning
 

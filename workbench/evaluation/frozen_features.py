@@ -32,13 +32,13 @@ from workbench.data.images.picture_reader import PictureReader
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.records import RecordSource, RowInputs, RowReader
-from workbench.data.text.tokenized import cache_folder
 from workbench.errors import WorkbenchError
 from workbench.evaluation.forward_passes import over_rows
 from workbench.evaluation.prediction_table import ranked, suspects
 from workbench.models import backbones, classifier
 from workbench.models.classifier import Classifier
 from workbench.runs import files, run_directory
+from workbench.runs.files import cache_folder
 from workbench.runs.run_directory import Run
 from workbench.training.distributed.placement import Placement
 from workbench.training.freezing.hidden_state_store import DiskStore

@@ -23,12 +23,12 @@ from torch import nn
 
 from workbench import losses
 from workbench.data.batching import Indices
-from workbench.data.text.tokenized import cache_folder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import Stopped
 from workbench.evaluation.forward_passes import over_rows
 from workbench.models.output_heads import Head
 from workbench.runs import files
+from workbench.runs.files import cache_folder
 from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
 from workbench.training.distributed.placement import Reading

@@ -67,6 +67,12 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
     return json_lines(text[: text.rfind("\n") + 1])
 
 
+def cache_folder() -> Path:
+    """Where tokenised data and other things worth keeping stand; WORKBENCH_CACHE moves it."""
+    base = os.environ.get("WORKBENCH_CACHE")
+    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "peft-workbench"
+
+
 def require_writable(path: Path) -> None:
     """Raise FileError where `path` could not be written, before the work whose result it will hold."""
     with _explained_errors(path):

@@ -16,10 +16,10 @@ import torch
 from workbench.config import TrainingSections
 from workbench.config.sections.basic_sections import Checkpointing
 from workbench.data.batching import Examples, Indices
-from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError, TrainingError
 from workbench.models.weight_formats import HALVES
 from workbench.runs import files
+from workbench.runs.files import cache_folder
 
 T = TypeVar("T")
 

@@ -35,9 +35,9 @@ from workbench.data.labelled import records
 from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import Mix, ModelInputs, NamedColumns, RecordSource, RowInputs, RowReader
 from workbench.data.rows import MAX_MISTAKES, RawRow, convert_rows
-from workbench.data.text.tokenized import cache_folder
 from workbench.errors import DataError, FileError
 from workbench.runs import files
+from workbench.runs.files import cache_folder
 
 Change: TypeAlias = Callable[[Pixels, int], Pixels]
 """From a picture (H, W, 3) and the number of its row to the picture that is read instead."""

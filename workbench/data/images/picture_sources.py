@@ -31,11 +31,12 @@ from typing import Any
 
 import numpy as np
 
-from workbench.data import hub_datasets, rows, starter
+from workbench.data import hub_datasets, rows
 from workbench.data.images import picture_files
 from workbench.data.images.picture_files import PictureFile, Pixels
 from workbench.data.labelled.labels import alike
 from workbench.data.rows import RawRow, excerpt, place
+from workbench.data.source_files import local_path
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
@@ -479,7 +480,7 @@ def fingerprint(source: str, column: str = "image") -> str:
 
 
 def _path(source: str) -> Path:
-    path = Path(os.path.expanduser(starter.resolve(source)))
+    path = local_path(source)
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):  # a hub data set, or a folder inside an archive

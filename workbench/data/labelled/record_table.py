@@ -23,8 +23,8 @@ from workbench.data.batching import Indices
 from workbench.data.folds.duplicates import normalised
 from workbench.data.labelled.labels import Floats, Label
 from workbench.data.rows import RawRow
-from workbench.data.text.tokenized import cache_folder
 from workbench.errors import FileError
+from workbench.runs.files import cache_folder
 
 IN_MEMORY = 2**24  # most bytes that are kept in memory
 

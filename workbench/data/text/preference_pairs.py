@@ -31,9 +31,10 @@ from workbench.data.text.chat import LossOn
 from workbench.data.text.formats import Example, Reader, answered, chat_example, dialogue
 from workbench.data.text.messages import Message, last_answer_only
 from workbench.data.text.row_encoder import WrappedEncoder
-from workbench.data.text.tokenized import SCHEMA, Emptied, EncodedChunk, cache_folder
+from workbench.data.text.tokenized import SCHEMA, Emptied, EncodedChunk
 from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.errors import DataError
+from workbench.runs.files import cache_folder
 
 PROMPTS = ("messages", "conversations", "prompt")
 """Columns that may hold the prompt; the first that the row has is used."""

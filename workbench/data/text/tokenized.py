@@ -462,7 +462,7 @@ def read(
     tokens_of = [template.identity, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
     key = [CODE_VERSION, sorted(SCHEMA.names), Path(path).name, fingerprint, settings, limit, *tokens_of]
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    folder = cache_folder() / "tokens"
+    folder = files.cache_folder() / "tokens"
     arrow, notes = folder / f"{name}.arrow", folder / f"{name}.json"
     if not notes.exists():
         skipped: list[str] = []
@@ -580,12 +580,6 @@ def _drawn_groups(tokens: TokenizedSet, seed: int) -> tuple[Indices, Indices, In
     # Groups are numbered by their first example.
     drawn_G = np.argsort(first_G)[np.random.default_rng([seed, 1]).permutation(len(first_G))]
     return drawn_G, group_N, size_G
-
-
-def cache_folder() -> Path:
-    """Where tokenised data and other things worth keeping stand; WORKBENCH_CACHE moves it."""
-    base = os.environ.get("WORKBENCH_CACHE")
-    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "peft-workbench"
 
 
 def _without_overlap(train: TokenizedSet, held_out: TokenizedSet, config: DataConfig) -> TokenizedSet:

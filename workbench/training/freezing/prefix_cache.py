@@ -31,10 +31,10 @@ from workbench.adapters.banks.bank_members import MemberParts
 from workbench.config import TrainingSections
 from workbench.config.sections.image_config import AugmentConfig
 from workbench.data.batching import Examples, Indices, micro_batches
-from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError
 from workbench.models import classifier
 from workbench.runs import run_directory, units
+from workbench.runs.files import cache_folder
 from workbench.training.distributed import zero_offload
 from workbench.training.freezing.cached_prefix import CachedPrefix, UnpaddedRows, parts, reader, rows_of
 from workbench.training.freezing.freezer import Freezer

@@ -308,11 +308,10 @@ def test_other_files_are_malformed_rows_which_may_be_skipped(tmp_path: Path, str
     (malformed,) = (row for row in read_rows(str(source)) if row.mistake)
     assert malformed.place == f"{source}/{stranger}" and "Move it elsewhere" in malformed.mistake
     with pytest.raises(DataError, match=r"data\.on_bad_row=skip"):
-        list(convert_rows(str(source), lambda _: _same, refuse=True, skipped=[], reader=read_rows))
-    skipped: list[str] = []
-    assert len(
-        list(convert_rows(str(source), lambda _: _same, refuse=False, skipped=skipped, reader=read_rows))
-    ) == len(PICTURES)
+        list(convert_rows(str(source), lambda _: _same, DataConfig(train="-"), skipped=[], reader=read_rows))
+    skipped, config = list[str](), DataConfig(train="-", on_bad_row="skip")
+    kept = list(convert_rows(str(source), lambda _: _same, config, skipped=skipped, reader=read_rows))
+    assert len(kept) == len(PICTURES)
     assert len(skipped) == 1
 
 

@@ -24,6 +24,7 @@ from workbench.data.text.chat import DEFAULT_TEMPLATE, ChatEncoder, LossOn
 from workbench.data.text.tokenized import hold_out
 from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.errors import DataError
+from workbench.runs import files
 
 Read = Callable[..., TokenizedSet]
 
@@ -331,12 +332,12 @@ def test_raw_text_is_known_as_such(tokenizer: PreTrainedTokenizerBase, tmp_path:
 
 
 def test_the_cache_stands_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert tokenized.cache_folder() == tmp_path / "cache"
+    assert files.cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("WORKBENCH_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert tokenized.cache_folder() == tmp_path / "xdg" / "peft-workbench"
+    assert files.cache_folder() == tmp_path / "xdg" / "peft-workbench"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert tokenized.cache_folder() == Path("~/.cache/peft-workbench").expanduser()
+    assert files.cache_folder() == Path("~/.cache/peft-workbench").expanduser()
 
 
 def test_rows_in_memory_are_those_of_a_file(questions: Path, tokenizer: PreTrainedTokenizerBase) -> None:
