@@ -140,6 +140,8 @@ def _everything(contents: Contents, how: DistributedConfig, *, devices: int, mom
     if (kind := how.compression.gradients) != "none" and devices > 1:
         held.put("none", BUCKETS, 4 * count)  # DDP keeps its own
         held.put("none", WAITING, 4 * count if kind == "powersgd" else 0)
+        if moment == "last gradients" and kind != "powersgd":
+            held.put("none", BUCKETS, 2 * count)  # what travels
     return held
 
 

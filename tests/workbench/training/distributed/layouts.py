@@ -7,10 +7,10 @@ JOBS: [[name, overrides, name of the run to go on from or null], ...]
 A run that goes on from itself, of a bank, is broken off before its fourth step first.
 
 With a third word NAME.RANK.json, beside each run, says how many bytes of tensors a process held at most: before the
-first step, or in the step after it that held least (the first one lacks the optimizer's state; a thread of gloo that
-lets go late of what it has sent can only add). Such a run ends with what is counted: before the first step or after
-the last one. `away`: how many bytes of blocks' inputs it copied to a host's memory, for which copies in its own stand.
-`clocks`: time goes on with each look at it, at another speed in each process.
+first step, or in the step of the later half that held least (the first one lacks the optimizer's state; a thread of
+gloo that lets go late of what it has sent can only add). Such a run ends with what is counted: before the first step
+or after the last one. `away`: how many bytes of blocks' inputs it copied to a host's memory, for which copies in its
+own stand. `clocks`: time goes on with each look at it, at another speed in each process.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ def main() -> None:
         with COUNTED[way]() if way else nullcontext() as peaks:
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, resume=origin is not None, quiet=True)
         if peaks is not None:
-            (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(min(peaks[1:] or peaks)))
+            (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(min(peaks[len(peaks) // 2 :])))
         gc.collect()
         gc.freeze()  # else what DeepSpeed keeps of each job is searched in all that follow
 

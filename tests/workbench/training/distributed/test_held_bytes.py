@@ -24,7 +24,7 @@ CASES: dict[str, list[str]] = {
     "in parts": ["distributed.sequence=2"],
     "in parts, lora": ["distributed.sequence=2", "adapter={method: lora}", *BF16],
     "float16": ["distributed.compression={gradients: float16}"],
-    "powersgd": ["distributed.compression={gradients: powersgd, warm_up: 2}"],
+    "powersgd": ["distributed.compression={gradients: powersgd, warm_up: 2}", "train.steps=4"],
     "stages": ["distributed.pipeline=2"],
     "stages, lora": ["distributed.pipeline=2", "adapter={method: lora}", *BF16],
     "cut blocks": ["distributed.tensor=2"],
