@@ -20,8 +20,11 @@ def write(source: Path, out: Path) -> Translation:
     Raises:
         ConfigError: It is no such file, its task has no equivalent, a value is not what its key takes, or `out` exists.
     """
-    if out.exists():
-        raise ConfigError(f"{out} exists already. Name another file with --out, or delete it first.")
+    try:
+        if out.exists():
+            raise ConfigError(f"{out} exists already. Name another file with --out, or delete it first.")
+    except OSError as error:
+        raise ConfigError(f"--out {str(out)[:200]}: {error.strerror}. Name another file.") from None
     settings = read_yaml(source)
     try:
         if "base_model" in settings:

@@ -110,6 +110,29 @@ def test_columns_and_turns_that_a_table_of_llamafactory_names_reach_the_model(
     assert re.search(r"SYSTEM.*?BEFORE.*?SAID.*?Q(\d+).*?E\1.*?A\1", done.output, re.DOTALL)
 
 
+def test_long_documents_of_stage_pt_become_blocks_and_none_of_them_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    table = {"mine": {"file_name": "d.json", "columns": {"prompt": "content"}}}
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps(table))
+    documents = [{"content": " ".join(f"word{n} of story {story}" for n in range(400))} for story in range(2)]
+    (tmp_path / "data/d.json").write_text(json.dumps(documents))
+    settings = {**test_llamafactory.FILE, "model_name_or_path": "starter", "stage": "pt", "val_size": 0.5}
+    (tmp_path / "theirs.yaml").write_text(dump_yaml(settings))
+    for words in (["import", "theirs.yaml", "--out", "ours.yaml"], ["check", "ours.yaml"]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+    assert "block 1 of 6" in done.output and "tokens are used (all)" in " ".join(done.output.split())
+
+
+def test_a_name_that_no_file_may_have_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "theirs.yml").write_text(dump_yaml(test_axolotl.FILE))
+    with pytest.raises(ConfigError, match=r"File name too long\. Name another file"):
+        translated.write(tmp_path / "theirs.yml", tmp_path / ("x" * 260))
+
+
 def test_a_value_that_moves_the_cursor_stays_in_its_comment(tmp_path: Path) -> None:
     odd = {"note\x1b[2J\n": "a\x85b\u2028- c: d\x00"}
     (tmp_path / "theirs.yml").write_text(dump_yaml({**test_axolotl.FILE, **odd}))

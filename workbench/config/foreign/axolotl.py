@@ -229,6 +229,11 @@ def _rows(translation: Translation) -> None:
     key = "datasets" if translation.value("datasets") else "pretraining_dataset"
     named = {f"source{number}": _source(each) for number, each in enumerate(translation.entries(key), 1)}
     shared_settings.sources(translation, named)
+    if key == "pretraining_dataset" and named:
+        translation.remark(
+            "pretraining_dataset: there documents follow one another and are cut into blocks of sequence_len; here "
+            "each becomes blocks of its own."
+        )
     tests = {f"test{number}": _source(each) for number, each in enumerate(translation.entries("test_datasets"), 1)}
     if tests:
         shared_settings.held_out_files(translation, tests)

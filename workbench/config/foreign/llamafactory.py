@@ -289,8 +289,10 @@ def _table(folders: tuple[Path, ...], where: str) -> dict[str, Any]:
 def _source(translation: Translation, name: str, table: Mapping[str, Any], folder: str, stage: str) -> Source:
     """A data set, as dataset_info.json describes it."""
     entry = table.get(name)
+    if folder == "ONLINE":
+        return Source(name)
     if entry in EMPTY:
-        path = name if folder == "ONLINE" else f"{folder}/{name}.json"
+        path = f"{folder}/{name}.json"
         translation.remark(f"dataset {name}: no dataset_info.json has it; write a file or a hub id in place of {path}.")
         return Source(path)
     if not isinstance(entry, dict):
