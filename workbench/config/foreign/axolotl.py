@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.config.foreign import shared_settings
-from workbench.config.foreign.shared_settings import NO_SIDE, PLACEHOLDER, Source
+from workbench.config.foreign.shared_settings import NO_SIDE, PLACEHOLDER, RowSource
 from workbench.config.foreign.translation import Rule, Translation, no_effect, to, told
 from workbench.errors import ConfigError
 
@@ -249,9 +249,9 @@ def _rows(translation: Translation) -> None:
         )
 
 
-def _source(settings: Translation) -> Source:
+def _source(settings: Translation) -> RowSource:
     """A data set, with what tells its path, columns, split and format."""
-    source = Source(settings.text("path") or PLACEHOLDER, keys={settings.path("path"): "path"})
+    source = RowSource(settings.text("path") or PLACEHOLDER, keys={settings.path("path"): "path"})
     files = settings.texts("data_files")
     local = source.path in ("json", "csv", "parquet", "arrow", "text") or settings.value("ds_type")
     if files and local:
@@ -270,7 +270,7 @@ def _source(settings: Translation) -> Source:
     return source
 
 
-def _format(settings: Translation, source: Source, kind: str) -> None:
+def _format(settings: Translation, source: RowSource, kind: str) -> None:
     """Format of the rows, by the name of a way to make prompts."""
     word = kind.partition(".")[0].partition(":")[0]
     source.format = FORMATS.get(word)

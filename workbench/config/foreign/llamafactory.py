@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config.foreign import shared_settings
-from workbench.config.foreign.shared_settings import NO_SIDE, PLACEHOLDER, Source
+from workbench.config.foreign.shared_settings import NO_SIDE, PLACEHOLDER, RowSource
 from workbench.config.foreign.translation import EMPTY, Rule, Translation, named, no_effect, to, told
 from workbench.config.yaml_text import is_unicode
 from workbench.errors import ConfigError
@@ -286,15 +286,15 @@ def _table(folders: tuple[Path, ...], where: str) -> dict[str, Any]:
     return {}
 
 
-def _source(translation: Translation, name: str, table: Mapping[str, Any], folder: str, stage: str) -> Source:
+def _source(translation: Translation, name: str, table: Mapping[str, Any], folder: str, stage: str) -> RowSource:
     """A data set, as dataset_info.json describes it."""
     entry = table.get(name)
     if folder == "ONLINE":
-        return Source(name)
+        return RowSource(name)
     if entry in EMPTY:
         path = f"{folder}/{name}.json"
         translation.remark(f"dataset {name}: no dataset_info.json has it; write a file or a hub id in place of {path}.")
-        return Source(path)
+        return RowSource(path)
     if not isinstance(entry, dict):
         raise ConfigError(f"dataset_info.json: {name}: expected a mapping, found {shown(entry)}.")
     at = f"dataset_info.json.{named(name)}"
@@ -325,11 +325,11 @@ def _source(translation: Translation, name: str, table: Mapping[str, Any], folde
     return source
 
 
-def _place(settings: Translation, folder: str) -> Source:
+def _place(settings: Translation, folder: str) -> RowSource:
     """Where the rows are: a hub data set, a file in the cloud, or one beside dataset_info.json."""
     key = next((key for key in PLACES if settings.text(key)), "file_name")
     path = settings.text(key) or PLACEHOLDER
-    source = Source(f"{folder}/{path}" if key == "file_name" and settings.text(key) else path)
+    source = RowSource(f"{folder}/{path}" if key == "file_name" and settings.text(key) else path)
     if PLACES[key]:
         settings.look(PLACES[key], key)
     source.keys[settings.path(key)] = "path"

@@ -251,7 +251,7 @@ def sharing(translation: Translation) -> None:
 
 
 @dataclass
-class Source:
+class RowSource:
     """A data set of another tool's file, as `data.sources` has them."""
 
     path: str
@@ -271,7 +271,7 @@ class Source:
                 settings.ignore(key)
 
 
-def rows_of(settings: Translation, source: Source, *, split: str, config: str) -> None:
+def rows_of(settings: Translation, source: RowSource, *, split: str, config: str) -> None:
     """Add the configuration, split and first rows of a hub data set to the path and limit of a source.
 
     Args:
@@ -296,9 +296,9 @@ def rows_of(settings: Translation, source: Source, *, split: str, config: str) -
         source.keys[settings.path(split)] = "limit" if rows else "path"
 
 
-def sources(translation: Translation, named: Mapping[str, Source]) -> None:
+def sources(translation: Translation, named: Mapping[str, RowSource]) -> None:
     """One source as data.train, several as data.sources; one that is named twice gets twice the weight."""
-    merged: dict[str, tuple[Source, list[Source]]] = {}
+    merged: dict[str, tuple[RowSource, list[RowSource]]] = {}
     for name, source in zip(_names(named), named.values(), strict=True):
         first, same = next((each for each in merged.values() if each[0].path == source.path), (source, []))
         if (first.columns, first.limit) == (source.columns, source.limit):
@@ -336,7 +336,7 @@ def _names(named: Iterable[str]) -> list[str]:
     return names
 
 
-def held_out_files(translation: Translation, named: Mapping[str, Source]) -> None:
+def held_out_files(translation: Translation, named: Mapping[str, RowSource]) -> None:
     """Sets of their own that are held out, each with scores of its own where there are several."""
     files = dict(zip(_names(named), (source.path for source in named.values()), strict=True))
     own = translation.recipe["data"].get("columns", {})
