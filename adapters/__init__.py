@@ -6,12 +6,14 @@ registers our tuners with PEFT: at once where peft is imported already, otherwis
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from workbench import bounds
 from workbench.adapters import anatomy, stock
 from workbench.adapters.after_import import after_import
 from workbench.adapters.inserted.block_expansion import BlockExpansion
@@ -265,6 +267,7 @@ def load(model: PreTrainedModel | PeftModel, folder: Path | str, *, name: str = 
     from workbench.adapters.precision.peft_layers import compute_in_any_precision
 
     config = saved_config(folder)
+    _require_quick_patterns(folder, config, model)
     if getattr(config, "trainable_token_indices", None):
         _prepare_rows(model)  # type: ignore[arg-type]  # PeftModel delegates to it
     if config.peft_type == "TRAINABLE_TOKENS":
@@ -303,9 +306,23 @@ def saved_config(folder: Path) -> PeftConfig:
 
     try:
         config: PeftConfig = PeftConfig.from_pretrained(str(folder))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FileError(f"{folder}/adapter_config.json: damaged ({error}). Restore it, or train again.") from None
     return config
+
+
+def _require_quick_patterns(folder: Path, config: PeftConfig, model: nn.Module) -> None:
+    """Raise FileError where a regular expression of an adapter takes for ever on the names of the model's modules."""
+    values: list[Any] = [getattr(config, key, None) for key in ("target_modules", "exclude_modules", "layers_pattern")]
+    values += [rf"(.*\.)?({each})$" for key in ("rank_pattern", "alpha_pattern") for each in getattr(config, key, {})]
+    patterns = [each for each in values if isinstance(each, str) and re.search("[*+{]", each.removeprefix("(.*\\.)?"))]
+    names = [name for name, _ in model.named_modules()]
+    search = lambda: [re.fullmatch(each, name) for each in patterns for name in names]  # noqa: E731
+    if patterns and (fault := bounds.fault(search)):
+        raise FileError(
+            f"{folder}/adapter_config.json: a pattern that names modules {fault}: {str(patterns)[:200]}. Write the "
+            "names of the modules as a list in its place."
+        )
 
 
 def _misfit(folder: Path, model: PreTrainedModel | PeftModel, error: Exception) -> str:

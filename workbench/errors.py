@@ -14,6 +14,18 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, Exception) and any(words in str(error).lower() for words in _EXHAUSTED)
 
 
+def unnameable(error: BaseException) -> str | None:
+    """What to write in place of a name that the system does not take, whoever asked for it; None for other errors."""
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        name = str(error.filename)
+        return f"{name[:60]}{'...' if len(name) > 60 else ''}: {error.strerror}. Write a shorter one."
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        return f"{error.object[:60]!r} holds half of a character, which no file name or text has. Write it anew."
+    if isinstance(error, ValueError) and "null byte" in str(error):
+        return "A name holds a null byte, which no file name has. Write it anew."
+    return None
+
+
 class WorkbenchError(Exception):
     """Base of every error that is the user's to mend: the message says what, where, and what to write."""
 

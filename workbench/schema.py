@@ -344,14 +344,16 @@ def _locate(loc: tuple[int | str, ...], values: Any) -> list[int | str]:
 
 def _at(section: type[Section], path: Sequence[int | str], values: Any) -> type[Section]:
     """The section at `path` of the file."""
+    of_mapping = False
     for part in path:
-        if isinstance(part, int):  # an item of a list
-            values = values[part]
-            section = section.section_for(values)
+        values = values[part] if isinstance(part, int) else values.get(part) if isinstance(values, dict) else None
+        if isinstance(part, int) or of_mapping:  # an item of a list, or of a mapping by its key
+            section, of_mapping = section.section_for(values), False
             continue
-        values = values.get(part) if isinstance(values, dict) else None
-        (section,) = [c for c in _choices(section.model_fields[part].annotation) if issubclass(c, Section)]
-        section = section.section_for(values)
+        annotation = section.model_fields[part].annotation
+        (section,) = [c for c in _choices(annotation) if issubclass(c, Section)]
+        of_mapping = get_origin(annotation) is dict
+        section = section if of_mapping else section.section_for(values)
     return section
 
 

@@ -19,7 +19,7 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.evaluation import reference_loss_store
 from workbench.evaluation.reference_loss_store import Answerer
 from workbench.models import backbones
-from workbench.runs import provenance, units
+from workbench.runs import units
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.placement import Placement
@@ -44,18 +44,10 @@ class Reference:
     source: TeacherSource
 
     @property
-    def files(self) -> dict[str, str]:
-        """Digests of all files that its losses depend on."""
-        file_digests = backbones.file_digests(self.source.model)
-        for adapter in self.source.adapters:
-            file_digests |= provenance.digests(adapter, title=str(adapter))
-        return file_digests
-
-    @property
     def identity(self) -> list[object]:
         """All that its losses depend on besides the rows."""
         model, device = self.source.model, backbones.device().type
-        return [sorted(self.files.values()), model.values, model.compute, model.attention, device]
+        return [sorted(self.source.files.values()), model.values, model.compute, model.attention, device]
 
 
 def wanted(config: RunConfig) -> bool:

@@ -136,10 +136,12 @@ def note_inputs(config: RunConfig, run: Run) -> None:
         provenance.note_files(run, "chat template", {str(template): provenance.digest(template)})
     if token_reference.wanted(config):
         wanted = token_reference.of_tokens(config)
-        provenance.note_files(run, "reference", token_reference.named(wanted, config).files)
+        provenance.note_files(run, "reference", token_reference.named(wanted, config).source.files)
     if config.reinforce.start is not None:
-        adapter = Path(config.reinforce.start).expanduser() / "adapter"
+        start = Path(config.reinforce.start).expanduser()
+        adapter, written = start / "adapter", start / "config.yaml"
         start_digests = provenance.digests(adapter, title=config.reinforce.start) if adapter.is_dir() else {}
+        start_digests |= {str(written): provenance.digest(written)} if written.is_file() else {}
         provenance.note_files(run, "start", start_digests)
     for title, digests in implementation(config).files(config).items():
         provenance.note_files(run, title, digests)
@@ -152,13 +154,7 @@ def note_inputs(config: RunConfig, run: Run) -> None:
         from workbench.distillation import teacher_sources
 
         try:
-            source = teacher_sources.find(config.distill.teacher, config.model)
-            file_digests = backbones.file_digests(source.model)
-            for adapter in source.adapters:
-                file_digests |= provenance.digests(adapter, title=str(adapter))
-            names = ("config.yaml", "decision.json", "neighbours.safetensors", "out_of_fold.parquet")
-            for path in () if source.run is None else map(source.run.joinpath, names):
-                file_digests |= {str(path): provenance.digest(path)} if path.is_file() else {}
+            file_digests = teacher_sources.find(config.distill.teacher, config.model).files
         except WorkbenchError:
             return  # it may be gone once a cache holds all that it says; where it is needed, the recipe says so
         provenance.note_files(run, "teacher", file_digests)

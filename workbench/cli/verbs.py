@@ -26,7 +26,7 @@ from workbench.cli.arguments import (
     complete_explained,
     weights_of,
 )
-from workbench.errors import ConfigError, Stopped, WorkbenchError
+from workbench.errors import ConfigError, Stopped, WorkbenchError, unnameable
 from workbench.runs import units
 from workbench.runs.process_memory import importing
 
@@ -563,6 +563,8 @@ def schema(
     if out is None:
         typer.echo(reference.json_schema_text(), nl=False)
         return
+    if out.exists():
+        raise ConfigError(f"{out}: is there already. Remove it, or write another --out.")
     write_bytes(out, reference.json_schema_text().encode())
     typer.echo(f"{out} written. A line of a recipe that names it: {FOR_EDITORS}{out.resolve().as_uri()}")
 
@@ -650,7 +652,10 @@ def main() -> None:
     except Stopped as stopped:
         _tell(str(stopped))
         sys.exit(3)
-    except Exception:
+    except Exception as error:
+        if (text := unnameable(error)) is not None:
+            _tell(f"Error: {text}")
+            sys.exit(2)
         if "TORCHELASTIC_ERROR_FILE" not in os.environ:
             raise
         import traceback

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import Any
 from workbench.errors import ConfigError
 
 
-def load(paths: Sequence[str | Path]) -> None:
-    """Run each file once in this process.
+def load(paths: Any) -> None:
+    """Run each file once in this process; what is no list of paths is told where it is parsed.
 
     Raises:
         ConfigError: a file is not there, or fails; the message says where.
     """
-    for path in paths:
+    whole = isinstance(paths, (list, tuple)) and all(isinstance(path, (str, Path)) for path in paths)
+    for path in paths if whole else ():
         module(Path(path), key="plugins")
 
 
@@ -33,7 +35,7 @@ def module(path: Path, *, key: str) -> ModuleType:
     name = f"workbench_plugin_{source.stem}_{abs(hash(str(source)))}"
     if name in sys.modules:
         return sys.modules[name]
-    if source.suffix != ".py" or not source.is_file():
+    if source.suffix != ".py" or not os.path.isfile(source):
         raise ConfigError(f"{key}: {path} is no Python file. Write the path of one, such as my_code.py.")
     spec = importlib.util.spec_from_file_location(name, source)
     assert spec is not None and spec.loader is not None

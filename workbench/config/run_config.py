@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from pydantic import model_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
+from workbench import bounds
 from workbench.adapters import Method
 from workbench.config import plugins, task_facts
 from workbench.config.checks import cross_checks, packing_checks, parallelism_checks, row_checks
@@ -17,7 +19,7 @@ from workbench.config.freeze_config import FreezeConfig
 from workbench.config.sections.run_sections import RunSections
 from workbench.config.task_facts import TaskFacts
 from workbench.config.yaml_text import override, read_yaml
-from workbench.schema import parse
+from workbench.schema import Mistakes, parse
 
 
 class RunConfig(RunSections):
@@ -26,10 +28,16 @@ class RunConfig(RunSections):
     @classmethod
     def model_validate(cls, obj: Any, **settings: Any) -> Self:
         """Plugins run first: the methods, tasks and sections that they add are part of what is read."""
-        paths = obj.get("plugins") if isinstance(obj, dict) else None
-        if isinstance(paths, (list, tuple)) and all(isinstance(path, (str, Path)) for path in paths):
-            plugins.load(paths)
+        plugins.load(obj.get("plugins") if isinstance(obj, dict) else None)
         return super().model_validate(obj, **settings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_files_that_end(cls, values: Any) -> Any:
+        if places := list(_endless(values)):
+            why = "is a pipe or a device, which has no end. Write it to a file."
+            raise Mistakes([(place, f"{path} {why}") for place, path in places])
+        return values
 
     @model_validator(mode="before")
     @classmethod
@@ -50,6 +58,15 @@ class RunConfig(RunSections):
         elif mistakes := [*mistakes, *cross_checks.mistakes(self)]:
             raise ValueError(" ".join(mistakes))
         return self
+
+
+def _endless(values: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield place and path of each text that names a file without an end."""
+    if isinstance(values, str | Path) and bounds.is_endless(os.path.expanduser(values)):
+        yield place, str(values)
+    listed = enumerate(values) if isinstance(values, list | tuple) else ()
+    for key, value in values.items() if isinstance(values, dict) else listed:
+        yield from _endless(value, f"{place}.{key}" if place else str(key))
 
 
 def _of_names(config: RunConfig) -> Iterator[str]:
@@ -80,8 +97,7 @@ def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ())
     path = Path(recipe)
     values = read_yaml(path)
     given = override({}, overrides)
-    if isinstance(given.get("plugins"), list):
-        plugins.load(given["plugins"])
+    plugins.load(given.get("plugins"))
     if "recipe" in given and "of" not in given:
         over, before = task_facts.OVER.get(str(given["recipe"])), task_facts.task_of(values)
         values["of"] = None if over is None or before is None else (before.name if over.able(before) is None else None)

@@ -17,6 +17,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.scanner import Scanner, ScannerError
 
+from workbench import bounds
 from workbench.errors import ConfigError
 from workbench.schema import shown
 
@@ -24,6 +25,8 @@ from workbench.schema import shown
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping that a YAML file holds; raises ConfigError with the line where it is not one."""
     try:
+        if bounds.is_endless(path):
+            raise ConfigError(f"{path}: is a pipe or a device, which has no end. Write it to a file.")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file. `workbench ls recipes` lists the shipped recipes.") from None

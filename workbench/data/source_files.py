@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from workbench import bounds
 from workbench.config import DataConfig
 from workbench.data import hub_datasets, starter
 from workbench.errors import DataError
@@ -99,6 +100,8 @@ def data_files(source: str, config: DataConfig = AS_NAMED) -> list[Path] | None:
                 "Keep one kind, or name a single file."
             )
         return paths
+    if bounds.is_endless(path):
+        raise DataError(f"{path}: is a pipe or a device, which has no end. Write it to a file.")
     if os.path.exists(path):
         if kind_of(path, config) is None:
             raise DataError(

@@ -22,7 +22,7 @@ from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import BackboneError, ConfigError, DataError
 from workbench.models import attention_backend, backbones, classifier, exported
-from workbench.runs import files, run_directory
+from workbench.runs import files, provenance, run_directory
 from workbench.runs.trust import Trust
 
 ROWS, RENDERED = 1000, 8
@@ -40,6 +40,17 @@ class TeacherSource:
     run: Path | None = None  # the run directory, or the first of several
     config: RunConfig | None = None  # configuration of that run
     trusted: Trust = field(default_factory=Trust)  # whether the code that its run directories name is executed
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Digests of all files that what it says depends on."""
+        file_digests = backbones.file_digests(self.model)
+        for adapter in self.adapters:
+            file_digests |= provenance.digests(adapter, title=str(adapter))
+        names = ("config.yaml", "decision.json", "neighbours.safetensors", "out_of_fold.parquet")
+        for path in () if self.run is None else map(self.run.joinpath, names):
+            file_digests |= {str(path): provenance.digest(path)} if path.is_file() else {}
+        return file_digests
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The teacher's own."""

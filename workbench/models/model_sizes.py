@@ -120,8 +120,7 @@ def survey(overrides: Sequence[str] = ()) -> SizeTable:
     Raises WorkbenchError: an override is wrong, or there is no such backbone.
     """
     given = override({}, overrides)
-    if isinstance(given.get("plugins"), list):
-        plugins.load(given["plugins"])
+    plugins.load(given.get("plugins"))
     settings = given.get("adapter", {})
     everything = isinstance(settings, dict) and "method" not in settings
     asked = [_read(given | {"adapter": each}) for each in _for_each(settings)] if everything else [_read(given)]

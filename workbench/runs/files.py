@@ -40,7 +40,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object that `write_json` wrote, empty where the file does not exist; raises FileError if damaged."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if os.path.isfile(path) else {}
     except (ValueError, TypeError, RecursionError) as error:
         raise FileError(
             f"{path}: damaged, it holds no JSON object ({error}). Restore it, or start a new run."
@@ -63,7 +63,7 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:
     """The JSON objects in the complete lines of a file that a live run may be writing; none where there is no file."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = path.read_text(encoding="utf-8") if os.path.isfile(path) else ""
     return json_lines(text[: text.rfind("\n") + 1])
 
 

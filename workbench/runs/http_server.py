@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
 
 from workbench.errors import ConfigError
 
@@ -20,6 +21,20 @@ def without_port(host: str) -> str:
     """The name in a Host header."""
     name, _, port = host.rpartition(":")
     return name if name and port.isdigit() else host
+
+
+class TooLarge(Exception):
+    """A request has more bytes than it may have."""
+
+
+async def body_of(request: Request, *, most: int) -> bytes:
+    """The bytes that were sent; raises TooLarge."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            raise TooLarge
+    return bytes(body)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def find(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Referenc
 def files(config: RunConfig) -> dict[str, str]:
     """Digests of all files that the numbers depend on."""
     names = [started_from(config), *([wanted(config)] if config.prefer.compares else [])]
-    return {file: digest for each in names for file, digest in token_reference.named(each, config).files.items()}
+    return {file: digest for each in names for file, digest in token_reference.named(each, config).source.files.items()}
 
 
 def in_words(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:

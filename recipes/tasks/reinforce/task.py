@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from workbench.config import RunConfig, model_heads
 from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
 from workbench.data.held_out_split import Splits
+from workbench.data.rows import fingerprint
 from workbench.data.text import generated_answers
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.prompts import PromptEncoder, sampled_prompts
@@ -151,6 +152,10 @@ class ReinforceTask(TokenTask):
             config, finished, Silent(), model.tokenizer, model.template, splits, judges=[judge]
         )
         return scoring.score(model, rows).scores
+
+    def files(self, config: RunConfig) -> Mapping[str, Mapping[str, str]]:
+        first = config.reinforce.warm_up
+        return {} if first is None else {"warm-up rows": {first: fingerprint(first)}}
 
     def outputs(self, run: Path, config: RunConfig) -> TextReference:
         return outputs(run, config, prompts_alone=True)

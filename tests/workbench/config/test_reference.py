@@ -94,7 +94,7 @@ def test_the_published_schema_is_that_of_the_settings(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "workbench.cli.verbs", "schema", "--out", str(tmp_path / "schema.json")]
     subprocess.run(command, check=True, capture_output=True)
     assert recipes.SCHEMA.read_text() == (tmp_path / "schema.json").read_text(), (
-        f"Write: workbench schema --out {recipes.SCHEMA.relative_to(recipes.CONFIGS.parents[1])}"
+        f"Write: workbench schema > {recipes.SCHEMA.relative_to(recipes.CONFIGS.parents[1])}"
     )
 
 

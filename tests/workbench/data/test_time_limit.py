@@ -18,7 +18,7 @@ from workbench.errors import BackboneError
 
 ENDLESS = """\
 {%- for message in messages %}{{ message.content }}{%- endfor %}
-{%- for a in range(99999) %}{%- for b in range(99999) %}{%- endfor %}{%- endfor %}
+{%- for a in range(99999 if messages[0].content == 'a' else 0) %}{%- for b in range(99999) %}{%- endfor %}{%- endfor %}
 """
 QUESTION = Example(
     "rows.jsonl, row 1", messages=({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})

@@ -233,3 +233,15 @@ def test_a_run_of_another_version_is_told_in_one_sentence(trained: Path, tmp_pat
         told = str(caught.value)
         assert "\n" not in told and "mistakes" not in told, told
         assert "does not read its config.yaml" in told and "Use that version, or train again." in told
+
+
+def test_a_reference_is_the_configuration_of_its_run_too(trained: Path, tmp_path: Path) -> None:
+    """A resumed run goes on with the reference that it began with, as with its teacher."""
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+
+    def digests() -> dict[str, str]:
+        return teacher_sources.find(TeacherConfig(id=str(run)), RunConfig.model_fields["model"].default).files
+
+    before = digests()
+    (run / "config.yaml").write_text((run / "config.yaml").read_text() + "\n# changed\n")
+    assert [name for name, digest in digests().items() if before[name] != digest] == [str(run / "config.yaml")]

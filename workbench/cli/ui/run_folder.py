@@ -20,6 +20,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from workbench import bounds
 from workbench.config.yaml_text import read_yaml
 from workbench.errors import FileError, WorkbenchError
 from workbench.runs import evaluation_request, files, run_log, score_files, trust
@@ -46,7 +47,7 @@ class RunFolder:
         """The directory of a run; None where there is none of that name."""
         path = self.path / name
         plain = name not in ("", ".", "..") and "/" not in name and "\0" not in name
-        return path if plain and (path / "manifest.json").is_file() else None
+        return path if plain and os.path.isfile(path / "manifest.json") else None
 
     def curves(self, name: str) -> list[str]:
         """Everything in a run with its own metrics: "" for the run itself, and members by their folders."""
@@ -78,7 +79,7 @@ class RunFolder:
 
     def summaries(self) -> list[Facts]:
         """Facts of each run, newest first."""
-        run_facts = [self._known(path.parent.name) for path in self.path.glob("*/manifest.json")]
+        run_facts = [self._known(path.parent.name) for path in self.path.glob("*/manifest.json") if path.is_file()]
         return sorted(run_facts, key=lambda run: str(run.get("created") or ""), reverse=True)
 
     def _known(self, name: str) -> Facts:
@@ -180,7 +181,7 @@ class RunFolder:
         import pyarrow.parquet as pq
 
         path = self.path / name / f"{table}.parquet"
-        if table not in {each.stem for each in (self.path / name).glob("*.parquet")}:
+        if table not in {each.stem for each in (self.path / name).glob("*.parquet") if each.is_file()}:
             return None
         whole = pq.read_table(path)
         rows = whole.slice(first, count).to_pydict()
@@ -202,7 +203,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def is_live(path: Path) -> bool:
     """Whether a process works on a run, by the directory's lock."""
     try:
-        with (path / "run.lock").open("rb") as lock:
+        with bounds.opened(path / "run.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -344,7 +345,7 @@ def _cut(value: Any) -> str:
 def _step_lines(path: Path, *, whole: bool = False) -> Iterator[Facts]:
     """The JSON objects with a step in the last lines of a file, or with `whole` in all lines."""
     try:
-        with path.open("rb") as file:
+        with bounds.opened(path) as file:
             size = file.seek(0, 2)
             first = 0 if whole else max(0, size - _STEP_BYTES)
             file.seek(first)
@@ -389,7 +390,7 @@ class MetricFile:
         """Read new rows; raises FileError for a damaged line."""
         with self._lock:
             try:
-                with self._path.open("rb") as file:
+                with bounds.opened(self._path) as file:
                     self._read(file)
             except FileNotFoundError:
                 self._forget(0)
@@ -445,7 +446,7 @@ class MetricFile:
 def last_rows(path: Path, rows: int) -> list[dict[str, float]]:
     """At most so many newest rows, read from the end of the file: a list shows many runs."""
     try:
-        with path.open("rb") as file:
+        with bounds.opened(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - rows * _ROW_BYTES))
             text = file.read()

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -24,14 +25,15 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from workbench import bounds
 from workbench.cli.ui import form
 from workbench.cli.ui.job_queue import JobQueue
 from workbench.cli.ui.run_chat import Chat
 from workbench.cli.ui.run_folder import RunFolder
-from workbench.config.yaml_text import read_yaml
-from workbench.errors import ConfigError, WorkbenchError
+from workbench.config.yaml_text import is_unicode, read_yaml
+from workbench.errors import ConfigError, WorkbenchError, unnameable
 from workbench.runs import evaluation_request, run_log, trust
-from workbench.runs.http_server import LOOPBACK, without_port
+from workbench.runs.http_server import LOOPBACK, TooLarge, body_of, without_port
 
 STATIC = Path(__file__).parent / "static"
 _REPORT = (
@@ -40,6 +42,10 @@ _REPORT = (
 """Policy of a report, which may come from anybody: it is shown, but nothing in it is executed."""
 _BODY = 2**20
 """Most bytes of a request."""
+_BODY_S = 30.0
+"""Seconds in which a request must have come."""
+_STREAMS, _CURVES = 64, 256
+"""Streams of events at the same time, and curves of one of them."""
 _ROWS = 200
 """Rows of a table in one answer."""
 ANY = ("0.0.0.0", "::")
@@ -69,6 +75,7 @@ class Page:
         self._runs, self._access = RunFolder(folder), access
         self._queue, self._chat = JobQueue(folder), Chat(folder)
         self._comparing = asyncio.Lock()
+        self._streams = asyncio.Semaphore(_STREAMS)
 
     @property
     def app(self) -> Starlette:
@@ -142,18 +149,28 @@ class Page:
     async def _events(self, request: Request) -> Response:
         words = [word.partition("//") for word in request.query_params.getlist("curve")]
         log = request.query_params.get("log", "")
+        if len(words) > _CURVES:
+            raise HTTPException(400, f"curve: {_CURVES} at most.")
+        if self._streams.locked():
+            raise HTTPException(503, f"{_STREAMS} pages are open already. Close one of them.")
         source = EventSource(
             self._runs,
             self._queue,
             Watched(
                 [(run, curve) for run, _, curve in words],
-                int(log) if log.isdecimal() else None,
+                int(log) if re.fullmatch("[0-9]{1,9}", log) else None,
                 request.query_params.get("run"),
             ),
             request.app.state.closing,
             positions(request.headers.get("last-event-id")),
         )
-        return StreamingResponse(source.stream(), media_type="text/event-stream")
+
+        async def counted() -> AsyncIterator[str]:
+            async with self._streams:
+                async for event in source.stream():
+                    yield event
+
+        return StreamingResponse(counted(), media_type="text/event-stream")
 
     def _named(self, request: Request) -> str:
         """The run in the address."""
@@ -177,7 +194,7 @@ class Page:
 
     async def _table(self, request: Request) -> Any:
         name, first = self._named(request), request.query_params.get("first", "0")
-        if not first.isdecimal():
+        if not re.fullmatch("[0-9]{1,15}", first):
             raise HTTPException(400, "first: expected the number of a row.")
         table = request.path_params["table"]
         try:
@@ -250,7 +267,7 @@ class Page:
     async def _start(self, request: Request) -> Any:
         name, answers, run = await _permitted(request)
         if errors := await asyncio.to_thread(form.mistakes, name, answers):
-            return JSONResponse({"mistakes": errors}, 422)
+            return _Json({"mistakes": errors}, 422)
         form.require_name(run, self._taken())
         words = [name, *form.words(answers), "--out", str(self._runs.path / run)]
         return {"job": self._queue.add("run", words, run=run).number, "run": run}
@@ -314,24 +331,38 @@ def _answered(handler: Callable[[Request], Awaitable[Any]]) -> Callable[[Request
             reply = await handler(request)
         except WorkbenchError as error:
             asks = {"code": error.code} if isinstance(error, _Asks) else {}
-            return JSONResponse({"error": str(error), **asks}, 422)
-        return reply if isinstance(reply, Response) else JSONResponse(reply)
+            return _Json({"error": str(error), **asks}, 422)
+        except (OSError, ValueError) as error:
+            if (text := unnameable(error)) is None:
+                raise
+            return _Json({"error": text}, 422)
+        return reply if isinstance(reply, Response) else _Json(reply)
 
     return answer
 
 
+class _Json(JSONResponse):
+    """JSON in ASCII: files of others may hold halves of characters, and numbers that JSON has not."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return json.dumps(content, allow_nan=False).encode()
+        except ValueError:
+            nothing = json.loads(json.dumps(content), parse_constant=lambda _: None)
+            return json.dumps(nothing).encode()
+
+
 async def _body(request: Request) -> dict[str, Any]:
     """The JSON object that was sent."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _BODY:
-            raise HTTPException(413, f"The request has more than {_BODY:,} bytes.")
     try:
-        payload = json.loads(bytes(body))
+        payload = json.loads(await asyncio.wait_for(body_of(request, most=_BODY), _BODY_S))
+    except asyncio.TimeoutError:
+        raise HTTPException(408, f"The request has not come in {_BODY_S:g} seconds.") from None
+    except TooLarge:
+        raise HTTPException(413, f"The request has more than {_BODY:,} bytes.") from None
     except (ValueError, RecursionError):
         payload = None
-    if not isinstance(payload, dict):
+    if not isinstance(payload, dict) or not is_unicode(payload):
         raise HTTPException(400, "Expected a JSON object.")
     return payload
 
@@ -491,7 +522,7 @@ class EventSource:
         return [event for event in events if event]
 
     def _changed(self, name: str, value: Any) -> str:
-        text = json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value)
         if self._sent.get(name) == text:
             return ""
         self._sent[name] = text
@@ -511,7 +542,7 @@ class EventSource:
             return ""
         self.positions[key] = file.position
         rows = {"run": run, "curve": curve, "goes_on": goes_on, "columns": columns}
-        return self._event("rows", json.dumps(rows, ensure_ascii=False))
+        return self._event("rows", json.dumps(rows))
 
     def _files(self, run: str) -> str:
         """A run's files besides metrics, where they have changed."""
@@ -523,7 +554,7 @@ class EventSource:
     def _log(self, path: Path) -> str:
         inode, _, offset = self.positions.get("log", "").partition(".")
         try:
-            with path.open("rb") as file:
+            with bounds.opened(path) as file:
                 now = os.fstat(file.fileno())
                 goes_on = inode == f"{now.st_ino:x}" and int(offset) <= now.st_size
                 first = int(offset) if goes_on else max(0, now.st_size - _LOG_BYTES)
@@ -535,7 +566,7 @@ class EventSource:
             return ""
         self.positions["log"] = f"{now.st_ino:x}.{first + len(text)}"
         value = {"text": text.decode(errors="replace"), "goes_on": goes_on}
-        return self._event("log", json.dumps(value, ensure_ascii=False))
+        return self._event("log", json.dumps(value))
 
     def _event(self, name: str, text: str) -> str:
         return f"id: {json.dumps(self.positions)}\nevent: {name.partition(' ')[0]}\ndata: {text}\n\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +17,8 @@ def of_folder(members: Any) -> Any:
     """The settings in a folder of files, by their names; other values as they are."""
     if not isinstance(members, (str, Path)):
         return members
-    return {path.stem: read_yaml(path) for path in sorted(Path(members).expanduser().glob("*.yaml"))}
+    folder = os.path.expanduser(members)
+    return {path.stem: read_yaml(path) for path in sorted(Path(folder).glob("*.yaml"))} if os.path.isdir(folder) else {}
 
 
 def merged(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

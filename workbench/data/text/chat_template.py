@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
-from jinja2 import TemplateSyntaxError, nodes, pass_context
+from jinja2 import TemplateError, TemplateSyntaxError, nodes, pass_context
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from workbench import bounds
 from workbench.data.text.messages import Message
 from workbench.errors import BackboneError
 
@@ -171,6 +172,30 @@ def instrumented(source: str) -> InstrumentedTemplate:
     return InstrumentedTemplate(source)
 
 
+MOST = 2**24
+"""Characters that a template may write of a short conversation."""
+_TRIED: tuple[Sequence[Message], ...] = tuple(
+    [{"role": role, "content": f"{role} says this"} for role in roles]
+    for roles in (["user"], ["user", "assistant"] * 2, ["system", "user", "assistant", "user"])
+)
+
+
+@lru_cache(maxsize=8)
+def _fault(source: str, special_tokens: tuple[tuple[str, Any], ...]) -> str | None:
+    """What a template takes too much of, or writes too much of, where it writes short conversations."""
+
+    def write() -> None:
+        template = instrumented(source)
+        for messages in _TRIED:
+            for prompt in (False, True):
+                with suppress(TemplateError, TypeError, ValueError):  # it refuses the conversation
+                    written = template.render(messages, (), prompt=prompt, special_tokens=dict(special_tokens))
+                    if written is not None and len(written.text) > MOST:
+                        raise MemoryError
+
+    return bounds.fault(write)
+
+
 class TemplateMarks:
     """The marks that an instrumented template asks for; `character` delimits each and occurs nowhere else."""
 
@@ -307,6 +332,10 @@ class ChatTokenizer:
         self.special_tokens: dict[str, Any] = tokenizer.special_tokens_map
         self._known: dict[str, tuple[list[int], Any]] = {}
         self._known_ids: dict[str, list[int]] = {}
+        if (fault := _fault(source, tuple(self.special_tokens.items()))) is not None:
+            raise BackboneError(
+                f"{self.name} {fault}.\n  Correct it, or give another one with model.chat_template=FILE."
+            )
         try:
             self.instrumented: InstrumentedTemplate = instrumented(source)
         except TemplateSyntaxError as error:

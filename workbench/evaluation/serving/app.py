@@ -49,7 +49,7 @@ from workbench.evaluation.serving.served_models import (
     TextModel,
     Turns,
 )
-from workbench.runs.http_server import LOOPBACK, without_port
+from workbench.runs.http_server import LOOPBACK, TooLarge, body_of, without_port
 
 GONE = 499  # status of a response whose client has hung up
 _log = logging.getLogger(__name__)
@@ -201,6 +201,8 @@ class ServerLimits:
     """Most time of a request, from its arrival to the end of its answers."""
     body_bytes: int = 8 * 2**20
     """Largest size of a request."""
+    body_seconds: float = 30.0
+    """Seconds in which a request must have come."""
     loads_adapters: bool = False
     """Whether clients may load adapters from the server's disk, and unload them."""
 
@@ -373,12 +375,13 @@ class Server:
         return model
 
     async def _body(self, request: Request) -> bytes:
-        body, most = bytearray(), self._limits.body_bytes
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > most:
-                raise Refusal(f"The request has more than {most:,} bytes.", status=413, code="too_large")
-        return bytes(body)
+        most, seconds = self._limits.body_bytes, self._limits.body_seconds
+        try:
+            return await asyncio.wait_for(body_of(request, most=most), seconds)
+        except asyncio.TimeoutError:
+            raise Refusal(f"The request has not come in {seconds:g} seconds.", status=408) from None
+        except TooLarge:
+            raise Refusal(f"The request has more than {most:,} bytes.", status=413, code="too_large") from None
 
 
 async def _no_address(request: Request, error: HTTPException) -> Response:

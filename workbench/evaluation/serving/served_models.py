@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -72,6 +73,15 @@ class TextModel(ServedModel):
 
     def prompts(self, request: Generation) -> list[list[int]]:
         """Token ids of each prompt; raises Refusal where one cannot be encoded or is too long."""
+        chat = isinstance(request, ChatRequest)
+        asked: Any = getattr(request, "messages" if chat else "prompts")
+        if (size := _characters(asked)) > self.context * self.longest_token:
+            raise Refusal(
+                f"This model reads and writes at most {self.context:,} tokens, which cannot hold the {size:,} "
+                "characters of the prompt. Shorten it.",
+                param="messages" if chat else "prompt",
+                code="context_length_exceeded",
+            )
         try:
             if isinstance(request, ChatRequest):
                 prompt_ids = [self.template.prompt(messages_of(request.messages, "messages"))]
@@ -110,12 +120,26 @@ class TextModel(ServedModel):
             deadline=time.monotonic() + seconds,
         )
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters that a token stands for at most."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
     def _completion(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.template.question(Example("the prompt", text=((prompt, False),)))
         if max(prompt) >= len(self.tokenizer):
             raise Refusal(f"prompt: token {max(prompt)} is none of {len(self.tokenizer):,}.", param="prompt")
         return list(prompt)
+
+
+def _characters(value: Any) -> int:
+    """Characters of the longest text, or of all texts of a conversation."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_characters, value.values()))
+    return max(map(_characters, value), default=0) if isinstance(value, list | tuple) else 0
 
 
 class Turns:

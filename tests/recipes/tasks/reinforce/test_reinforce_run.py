@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import workbench
 from tests import forked
 from tests.stopping import stop_after
-from workbench.errors import ConfigError, Stopped
+from workbench.errors import ConfigError, ResumeError, Stopped
 from workbench.recipes.load import load
 from workbench.recipes.tasks.reinforce import reinforce_run
 from workbench.recipes.verbs import check, evaluate
@@ -217,6 +217,11 @@ def test_warms_up_by_sft_first(recipe: Path, tmp_path: Path, method: str) -> Non
         stop_after(patch, 2)
         run(recipe, tmp_path / "run", *words)
     began = (tmp_path / "run" / "start" / "metrics.jsonl").read_text()
+    kept = (tmp_path / "start.jsonl").read_text()
+    (tmp_path / "start.jsonl").write_text(kept.replace("It is", "That is"))
+    with pytest.raises(ResumeError, match=r"start\.jsonl \(warm-up rows\): other content"):
+        run(recipe, tmp_path / "run", *words, resume=True)
+    (tmp_path / "start.jsonl").write_text(kept)
     found = metrics(run(recipe, tmp_path / "run", *words, resume=True))
     assert len(found) == 4 and (tmp_path / "run" / "start" / "metrics.jsonl").read_text() == began
     if method == "lora":

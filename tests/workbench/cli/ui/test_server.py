@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
+import os
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.workbench.cli.ui.made_runs import HOSTILE, TOKEN, asked, log, make_run, served, write_layers, write_samples
+from workbench.cli.ui import server
 from workbench.cli.ui.job_queue import JobQueue, state_folder
 from workbench.cli.ui.run_folder import RunFolder
 from workbench.cli.ui.server import STATIC, Access, EventSource, Page, Watched
@@ -383,3 +386,82 @@ def test_the_command_serves_the_page_until_it_is_stopped(folder: Path) -> None:
         with urllib.request.urlopen(address.partition("/#")[0]) as page:
             assert b"<title>" in page.read()
         assert asked(address, "/api/runs/first")["status"] == "done"
+
+
+HOSTILE_BODIES: list[Any] = [
+    {"recipe": "a" * 5000, "answers": {}, "run": "x"},
+    {"recipe": "sft/quickstart", "answers": {}, "run": "a" * 5000},
+    {"recipe": "sft/quickstart", "answers": {"seed": "\ud800"}, "run": "x"},
+    {"recipe": "sft/quickstart", "answers": {"\udfff": "1"}, "run": "x"},
+    {"recipe": "\ud800", "answers": {}, "run": "x"},
+    {"recipe": "a\0b", "answers": {}, "run": "x"},
+    {"recipe": "sft/quickstart", "answers": {"data.sources": "{a: {b: 1}}", "plugins": "[1]"}, "run": "x"},
+    {"recipe": "sft/quickstart", "answers": {"seed": "[" * 5000}, "run": "x"},
+]
+
+
+@pytest.mark.parametrize("body", HOSTILE_BODIES, ids=range(len(HOSTILE_BODIES)))
+@pytest.mark.parametrize("verb", ["mistakes", "start"])
+def test_a_hostile_form_is_told(client: TestClient, body: Any, verb: str) -> None:
+    found = client.post(f"/api/form/{verb}", content=json.dumps(body), headers=PERMITTED)
+    assert found.status_code in (400, 422) or (verb == "mistakes" and found.status_code == 200), found.text
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "%ed%a0%80", "%00", "..", "%ff"])
+def test_a_hostile_name_of_a_run_is_none(client: TestClient, name: str) -> None:
+    for path in (f"/api/runs/{name}", f"/runs/{name}/report.html", f"/api/runs/{name}/samples", f"/api/recipes/{name}"):
+        assert client.get(path).status_code in (404, 422), path
+    assert client.get(f"/api/differences?run={name}&run={name}").status_code == 404
+
+
+FILES = ["manifest.json", "config.yaml", "metrics.jsonl", "scores.json", "samples.jsonl", "layers.jsonl", "log.txt"]
+
+
+@pytest.mark.parametrize("file", [*FILES, "run.lock", "report.html", "predictions.parquet"])
+def test_a_pipe_in_a_run_holds_up_nobody(client: TestClient, folder: Path, file: str) -> None:
+    (folder / "first" / file).unlink(missing_ok=True)
+    os.mkfifo(folder / "first" / file)
+    page = RunFolder(folder)
+    page.summaries()
+    queue = JobQueue(folder.parent)
+    source = EventSource(page, queue, Watched([("first", "")], run="first"), lambda: False)
+    source.news()
+    queue.close()
+    for path in ("", "/samples", "/layers", "/tables/predictions"):
+        assert client.get(f"/api/runs/first{path}").status_code in (200, 404, 422)
+    assert client.get("/runs/first/report.html").status_code in (200, 404)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", '"\\ud800"', '{"a": NaN}'])
+def test_values_that_json_has_not_are_sent_as_none(client: TestClient, folder: Path, value: str) -> None:
+    path = folder / "first" / "manifest.json"
+    path.write_text(path.read_text().replace("{", f'{{"odd": {value}, ', 1))
+    found = client.get("/api/runs/first")
+    assert found.status_code == 200 and "odd" in found.json()["facts"]
+
+
+def test_a_request_that_does_not_come_is_given_up(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_BODY_S", 0.05)
+
+    async def slow() -> tuple[int, bytes]:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            await asyncio.sleep(0.02)
+            return {"type": "http.request", "body": b" ", "more_body": True}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/api/form/start", "query_string": b"", "root_path": ""}
+        headers = [(b"host", b"127.0.0.1"), (b"authorization", PERMITTED["Authorization"].encode())]
+        await client.app({**scope, "headers": headers, "app": client.app}, receive, send)
+        return sent[0]["status"], sent[1]["body"]
+
+    status, told = asyncio.run(asyncio.wait_for(slow(), 20))
+    assert status == 408 and b"has not come" in told
+
+
+def test_streams_of_events_have_a_limit(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert client.get("/api/events?" + "&".join(f"curve=first//{n}" for n in range(300))).status_code == 400
+    assert client.get("/api/differences?run=" + "&run=".join(["first"] * 50)).status_code == 200

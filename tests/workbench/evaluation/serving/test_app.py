@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from workbench.evaluation.serving.app import Server, ServerLimits
-from workbench.evaluation.serving.openai_format import _NEUTRAL
+from workbench.evaluation.serving.openai_format import _NEUTRAL, CompletionRequest, Refusal
+from workbench.evaluation.serving.served_models import TextModel
 from workbench.models import exported
 from workbench.runs import run_directory
 
@@ -241,3 +245,25 @@ def test_damaged_requests_never_make_it_fail(client: TestClient) -> None:
 @pytest.mark.nightly
 def test_ten_thousand_damaged_requests_never_make_it_fail(client: TestClient) -> None:
     _fuzzed(client, 10_000)
+
+
+def test_a_request_that_does_not_come_is_given_up() -> None:
+    async def receive() -> Any:
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    async def asked() -> None:
+        await Server([], ServerLimits(body_seconds=0.05))._body(Request({"type": "http", "headers": []}, receive))
+
+    with pytest.raises(Refusal, match=r"has not come in 0\.05 seconds") as refused:
+        asyncio.run(asyncio.wait_for(asked(), 20))
+    assert refused.value.response.status_code == 408
+
+
+def test_a_prompt_of_more_characters_than_the_context_holds_is_not_tokenised(server: Server) -> None:
+    model = next(iter(server._models.values()))
+    assert isinstance(model, TextModel)
+    started = time.perf_counter()
+    with pytest.raises(Refusal, match=r"cannot hold the 50,000,000 characters"):
+        model.prompts(CompletionRequest(model=model.name, prompt="a" * 50_000_000))
+    assert time.perf_counter() - started < 2
