@@ -15,6 +15,7 @@ from workbench.data.batching import Row
 from workbench.data.held_out_split import Splits
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.models import backbones
 
 SHOWN = 3
 """Examples that are rendered in full."""
@@ -53,6 +54,20 @@ class Thinned(Skipping, Protocol):
     @property
     def cleaning(self) -> Cleaning | None:
         """Rows that `data.clean` left out."""
+
+
+def raw_text(rows: object, config: RunConfig) -> list[str]:
+    """A sentence on rows of raw text, where they are for a model that has a chat template."""
+    answers = getattr(rows, "answers", rows)
+    if not isinstance(answers, TokenizedSet) or answers.chat or not config.task.writes_text:
+        return []
+    if not backbones.tokenizer(config.model).chat_template:
+        return []
+    return [
+        f"The rows are raw text, and {config.model.id} is a chat model: its chat template is not used, and it "
+        "learns to go on with a text, not to answer in a chat. Rows of messages are written with it, and so are "
+        "columns of a question and an answer: data.columns='{question: ..., answer: ...}'."
+    ]
 
 
 def left_out(train: Thinned, *others: Skipping | None) -> list[str]:

@@ -16,12 +16,12 @@ from workbench.adapters.weights import semi_structured
 from workbench.config import RunConfig
 from workbench.config.expansions import search_expansion, sweep_expansion
 from workbench.config.sections.curriculum_config import CurriculumConfig
-from workbench.data import resampling
+from workbench.data import resampling, unread_columns
 from workbench.data.batching import Examples
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.models import backbones
-from workbench.recipes.inspection import Inspection
+from workbench.recipes.inspection import Inspection, raw_text
 from workbench.recipes.load import Recipe, load
 from workbench.recipes.over import crossval_verbs, crossval_words, distill_verbs, fleet_training, search_checks, sweep
 from workbench.recipes.over.crossval_verbs import CrossvalInspection
@@ -74,7 +74,8 @@ def _inspected(config: RunConfig) -> AnyInspection:
     if config.over is not None and not config.over.adapters:  # a student that is yet to be made is there meanwhile
         student: AnyInspection = distill_verbs.with_student(config, _inspected)
         return student
-    inspection, task = _looked_at(config), implementation(config)
+    with unread_columns.noting() as unread:
+        inspection, task = _looked_at(config), implementation(config)
     model = backbones.skeleton(inspection.config.model, task=task.head(inspection))
     data = inspection.config.data
     if isinstance(inspection, CrossvalInspection):
@@ -89,6 +90,8 @@ def _inspected(config: RunConfig) -> AnyInspection:
     weighed = resampling.weights_in_words(weight_N) if data.weighs else []
     notes = [
         *inspection.notes,
+        *raw_text(rows, inspection.config),
+        *unread_columns.in_words(unread, config.task.reads(config)),
         *_scored_sets(inspection),
         *data.select.in_words(),
         *weighed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -47,6 +47,9 @@ class TaskFacts:
     """Whether it learns the labels of whole rows (`LabelledSet`), as a class, several, or a number."""
     format: str | None = None
     """The one `data.format` that its rows have besides `auto`; None: the task's own check says it, or any."""
+
+    reads: Callable[[Any], Collection[str] | None] = field(default=lambda config: ())
+    """Columns that it reads besides those of its rows' format, by the configuration; None: any."""
 
     # Its loss.
     tokens: bool = False

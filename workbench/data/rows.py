@@ -10,13 +10,13 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from workbench.config import DataConfig
-from workbench.data import hub_datasets
+from workbench.data import hub_datasets, unread_columns
 from workbench.data.hub_datasets import rows_of
 from workbench.data.source_files import AS_NAMED, data_files, kind_of, local_path, opened, readable, text_lines
 from workbench.errors import DataError
@@ -96,6 +96,7 @@ def convert_rows(
     skipped: list[str],
     limit: int | None = None,
     reader: Callable[[str], Iterator[RawRow]] | None = None,
+    reads: Callable[[RawRow], Collection[str]] | None = None,
 ) -> Iterator[RowT]:
     """Yield the rows of `source`, converted; malformed ones are refused together, or skipped. Raises DataError: the
     source cannot be read, no row is left, or rows are malformed and `config.on_bad_row` is refuse: the message shows up
@@ -109,16 +110,23 @@ def convert_rows(
         skipped: Place and reason of every skipped row are appended.
         limit: Rows to read; None for all.
         reader: Yields the raw rows of `source` in place of `read_rows`.
+        reads: From the first row to the columns, by their names in the file, that are read; others are noted, or
+            refused where other tools give them a meaning. None: all are.
     """
+    known: Collection[str] = ()
+    unread = dict[str, None]()
     convert: Callable[[RawRow], RowT | None] | None = None
     mistakes: list[str] = []
     rows_read = converted = 0
     refuse = config.on_bad_row == "refuse"
     for row in itertools.islice(read_rows(source, config) if reader is None else reader(source), limit):
         rows_read += 1
+        if config.ignore:
+            row = replace(row, columns=unread_columns.without(row.columns, config.ignore))
         if convert is None and not row.mistake:
             try:
                 convert = converter(row)
+                known = reads(row) if reads is not None else ()
             except DataError:
                 if reader is None:
                     _require_named_columns(source, config)
@@ -126,6 +134,8 @@ def convert_rows(
         try:
             if convert is None or row.mistake:
                 raise DataError(row.mistake)
+            if reads is not None:
+                unread.update(dict.fromkeys(unread_columns.left(row.columns, known)))
             result = convert(row)
         except DataError as error:
             (mistakes if refuse else skipped).append(f"{row.place}: {error}")
@@ -145,6 +155,7 @@ def convert_rows(
         raise DataError(f"{source}: holds no rows. Write it again, or name another one.")
     if not converted:
         raise DataError(f"{source}: none of its {rows_read} rows can be used. The last one: {skipped[-1]}")
+    unread_columns.note(source, unread)
 
 
 def excerpt(value: Any) -> str:
@@ -554,5 +565,6 @@ def string_of(columns: Mapping[str, Any], name: str, remedy: str = "write it in 
 
 
 def optional_string(columns: Mapping[str, Any], name: str) -> str:
-    """The text in the column `name`, empty where it is missing, null or empty."""
-    return string_of(columns, name) if columns.get(name) not in (None, "") else ""
+    """The text in the column `name`, empty where it is missing, null or white space."""
+    value = columns.get(name)
+    return "" if value is None or (isinstance(value, str) and not value.strip()) else string_of(columns, name)

@@ -15,7 +15,7 @@ import itertools
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from workbench.config import DataConfig
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint, read_columns, read_rows, read_table
 from workbench.data.source_files import AS_NAMED, text_lines
+from workbench.data.unread_columns import columns_in_file
 from workbench.errors import BackboneError, DataError, FileError
 from workbench.runs import files
 from workbench.schema import did_you_mean
@@ -154,7 +155,12 @@ def read(
         return lambda raw: _row(raw, renames, names, found, labelled=labelled)
 
     skipped: list[str] = []
-    rows = tuple(convert_rows(source, converter, config, skipped=skipped, reader=lambda _: iter(raws)))
+    named = columns_in_file(config, (*TOKEN_COLUMNS, *TAG_COLUMNS, *SPAN_COLUMNS, "text"))
+
+    def reads(first: RawRow) -> Collection[str]:
+        return first.columns if "lines" in first.columns else named  # a file of columns has no names to mistake
+
+    rows = tuple(convert_rows(source, converter, config, skipped=skipped, reader=lambda _: iter(raws), reads=reads))
     return TaggedRows(source, fingerprint(source, config), rows, found, tuple(skipped))
 
 

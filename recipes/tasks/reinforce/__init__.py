@@ -1,6 +1,6 @@
 """Task `reinforce`: rewards of the model's own answers (GRPO, RLOO and more)."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from workbench.adapters.method import plain_lora
 from workbench.config.sections.run_sections import RunSections
@@ -87,6 +87,14 @@ def _check(config: RunSections) -> Iterator[str]:
         )
 
 
+def _columns(config: RunSections) -> Collection[str] | None:
+    """Columns that rewards read; None where a Python function is given the whole row."""
+    sources = config.rewards
+    if any(source.kind == "function" for source in sources):
+        return None
+    return {name for source in sources for name in source.columns}
+
+
 FACTS = register(
     TaskFacts(
         name="reinforce",
@@ -110,6 +118,7 @@ FACTS = register(
         report="reinforcement",
         score="reward",
         higher_is_better=True,
+        reads=_columns,
         steps_on_rows=lambda config: config.reinforce.updates,
         rows_of_draw=lambda config: 1 if config.reinforce.pairs else config.reinforce.answers,
     )

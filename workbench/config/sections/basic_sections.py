@@ -174,6 +174,9 @@ class DataConfig(Section):
     """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}. {weight: found} names one
     with how often each training row counts in the loss, 1e-6 to 1e6; the loss is divided by the sum of the weights.
     {margin: found} names one with by how much the reward of the chosen answer is to be higher (recipe prefer)."""
+    ignore: tuple[str, ...] = ()
+    """Columns, and keys of messages, that are left out on purpose, such as [images, id]. Others that nothing reads are
+    named by `check`, and those that other tools give a meaning (images, tools, weight, train) are refused."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Decides which rows are held out and chosen, and what is hidden or rewritten in them; null: the run's `seed`.
     Members of a sweep over seeds have the same one."""
@@ -245,7 +248,9 @@ class DataConfig(Section):
     def unweighted(self) -> DataConfig:
         """The same for rows that count once each, such as those that are scored."""
         columns = {name: header for name, header in self.columns.items() if name != WEIGHT}
-        return self if columns == self.columns else self.model_copy(update={"columns": columns})
+        if columns == self.columns:
+            return self
+        return self.model_copy(update={"columns": columns, "ignore": (*self.ignore, self.columns[WEIGHT])})
 
     def with_columns(self, columns: Mapping[str, str] | None) -> DataConfig:
         """The same with other `columns`, where some are given."""

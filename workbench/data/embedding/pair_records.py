@@ -18,6 +18,7 @@ from workbench.data.batching import Indices
 from workbench.data.folds.duplicates import normalised
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint, finite
 from workbench.data.text.formats import renamed
+from workbench.data.unread_columns import columns_in_file
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
@@ -100,7 +101,11 @@ def read(source: str, config: DataConfig, *, limit: int | None = None, form: For
         return lambda row: _record(row, own, renamed(row.columns, config.columns))
 
     skipped: list[str] = []
-    records = tuple(convert_rows(source, converter, config, skipped=skipped, limit=limit))
+
+    def reads(_: RawRow) -> set[str]:
+        return columns_in_file(config, (*COLUMNS[forms[0]], *((NEGATIVE, NEGATIVES) if forms[0] == "pairs" else ())))
+
+    records = tuple(convert_rows(source, converter, config, skipped=skipped, limit=limit, reads=reads))
     return PairSource(source, fingerprint(source, config), forms[0], records, tuple(skipped))
 
 

@@ -35,6 +35,7 @@ from workbench.data.labelled import records
 from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import Mix, ModelInputs, NamedColumns, RecordSource, RowInputs, RowReader
 from workbench.data.rows import MAX_MISTAKES, RawRow, convert_rows
+from workbench.data.unread_columns import columns_in_file
 from workbench.errors import DataError, FileError
 from workbench.runs import files
 from workbench.runs.files import cache_folder
@@ -240,7 +241,10 @@ class PictureReader:
 
         skipped: list[str] = []
         rows = partial(picture_sources.read_rows, column=self.image.column)
-        converted = list(convert_rows(source, converter, data, skipped=skipped, limit=limit, reader=rows))
+        reads = {self.image.column, *columns_in_file(data, (self.classes.label, WEIGHT))}
+        converted = list(
+            convert_rows(source, converter, data, skipped=skipped, limit=limit, reader=rows, reads=lambda _: reads)
+        )
         fingerprint = picture_sources.fingerprint(source, self.image.column)
         return self._stored(
             RecordSource(source, fingerprint, tuple(converted), tuple(skipped)),

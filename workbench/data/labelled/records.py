@@ -28,6 +28,7 @@ from workbench.data.labelled import labels, record_table
 from workbench.data.labelled.record_table import LabelledRecord, RecordTable
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint
 from workbench.data.text.formats import renamed
+from workbench.data.unread_columns import columns_in_file
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
@@ -173,7 +174,8 @@ def read(
         return partial(_record, config=config, classes=classes, labelled=labelled)
 
     skipped: list[str] = []
-    records = convert_rows(source, converter, config, skipped=skipped, limit=limit)
+    reads = columns_in_file(config, (*classes.fields, classes.label, WEIGHT))
+    records = convert_rows(source, converter, config, skipped=skipped, limit=limit, reads=lambda _: reads)
     table = RecordTable.of(records)  # read before what was skipped is known
     return RecordSource(source, fingerprint(source, config), table, tuple(skipped))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any
 
 from workbench.config import DataConfig
 from workbench.config.sections.basic_sections import MARGIN, WEIGHT
-from workbench.data import resampling
+from workbench.data import resampling, unread_columns
 from workbench.data.rows import (
     RawRow,
     convert_rows,
@@ -19,12 +20,23 @@ from workbench.data.rows import (
     optional_string,
     string_of,
 )
-from workbench.data.text.messages import Message, last_answer_only, message_of, messages_of, tools_of, without_loss
+from workbench.data.text.messages import (
+    Message,
+    flag,
+    last_answer_only,
+    message_of,
+    messages_of,
+    tools_of,
+    without_loss,
+)
+from workbench.data.unread_columns import ROW_FLAGS, carries
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
 __all__ = ["Conversion", "Example", "answered", "convert", "fingerprint", "read", "renamed"]
 
+PROMPTS = ("messages", "conversations", "prompt")
+"""Columns that may hold the prompt; the first that the row has is used."""
 Columns = Mapping[str, Any]
 Reader = Callable[[str, DataConfig], Iterator[RawRow]]  # from a source, and how it is read, to its raw rows
 
@@ -88,13 +100,19 @@ def read(
         reader: Yields the raw rows of `source` in place of `read_rows`.
     """
     config = config if weighted else config.unweighted
+    reads = set[str]()
 
     def converter(first: RawRow) -> Callable[[RawRow], Example | None]:
         row_format = _detect(source, first.columns, config)
+        reads.update(_reads(first.columns, row_format, config))
         if conversion is not None:
             row_format = replace(row_format, convert=partial(conversion, row_format.name))
 
         def convert(row: RawRow) -> Example | None:
+            columns = renamed(row.columns, config.columns)
+            if (denied := _not_trained(columns)) is not None:
+                skipped.append(f"{row.place}: by its `{denied}` it is not trained on.")
+                return None
             example = _example(row, row_format, config.columns)
             if example is None:
                 skipped.append(f"{row.place}: its label is false: a bad answer, which is not trained on.")
@@ -103,7 +121,7 @@ def read(
         return convert
 
     raw = None if reader is None else lambda source: reader(source, config)
-    return convert_rows(source, converter, config, skipped=skipped, limit=limit, reader=raw)
+    return convert_rows(source, converter, config, skipped=skipped, limit=limit, reader=raw, reads=lambda _: reads)
 
 
 def convert(row: RawRow, config: DataConfig) -> Example | None:
@@ -111,15 +129,17 @@ def convert(row: RawRow, config: DataConfig) -> Example | None:
     config = config.unweighted
     if row.mistake:
         raise DataError(f"{row.place}: {row.mistake}")
+    row = replace(row, columns=unread_columns.without(row.columns, config.ignore))
     row_format = _detect(row.place, row.columns, config)
     try:
+        unread_columns.require_prompt(row.columns, _reads(row.columns, row_format, config))
         return _example(row, row_format, config.columns)
     except DataError as error:
         raise DataError(f"{row.place}: {error}") from None
 
 
 def _example(row: RawRow, row_format: _Format, renames: Mapping[str, str]) -> Example | None:
-    columns = renamed(row.columns, renames)
+    columns = with_turns(renamed(row.columns, renames), text=row_format.name != "text")
     if not any(required <= columns.keys() for required in row_format.required):
         raise DataError(
             f"data.format {row_format.name} needs {row_format.requirement}; the row has "
@@ -148,7 +168,7 @@ def _detect(source: str, columns: Columns, config: DataConfig) -> _Format:
     for row_format in _FORMATS:
         if row_format.name == config.format:
             return row_format
-    names = renamed(columns, config.columns).keys()
+    names = with_turns(renamed(columns, config.columns)).keys()
     fits = [(known, required) for known in _FORMATS for required in known.required if required <= names]
     # {messages, chosen, rejected} also fits plain messages: the format that requires more columns wins.
     best = {known.name: known for known, required in fits if not any(required < other for _, other in fits)}
@@ -187,6 +207,73 @@ def renamed(columns: Columns, renames: Mapping[str, str]) -> dict[str, Any]:
     return kept | {name: columns[in_file] for name, in_file in renames.items() if in_file in columns}
 
 
+def _reads(columns: Columns, row_format: _Format, config: DataConfig) -> set[str]:
+    """Columns of the file that rows of a format are read from, by those of its first row."""
+    found = renamed(columns, config.columns)
+    turned = with_turns(found, text=row_format.name != "text")
+    names = {name for required in row_format.required if required <= turned.keys() for name in required}
+    names |= {"text"} if turned.keys() - found.keys() else set()
+    for name in ("instruction", "question"):
+        names |= {"history", "context", *(("input",) if name == "instruction" else ())} if name in names else set()
+    names |= {"system", "tools", "functions", "tie", MARGIN} if row_format.name != "text" else set()
+    return unread_columns.columns_in_file(config, {*names, *ROW_FLAGS, WEIGHT})
+
+
+def _not_trained(columns: Columns) -> str | None:
+    """The column by which a whole row carries no loss; None where it does. Raises DataError: it says neither."""
+    for name in ROW_FLAGS:
+        value = columns.get(name)
+        if value is None or (isinstance(value, list) and ("messages" in columns or "conversations" in columns)):
+            continue
+        if (loss := flag(value)) is None:
+            raise DataError(
+                f"`{name}` is {excerpt(value)}, but a row carries loss (true) or none (false), and a list is read "
+                f"beside `messages`, a value for each. Or leave it out: data.ignore='[{name}]'."
+            )
+        if loss is (name == "masked"):
+            return name
+    return None
+
+
+_SPEAKERS = {"human": "user", "user": "user", "assistant": "assistant", "system": "system"}
+_TURNS = [
+    re.compile(rf"(?:\A\s*|{between})({{}}):".format("|".join(map(str.capitalize, _SPEAKERS))))
+    for between in (r"\n\n", r"\n", r"\s*### ?")
+]  # a blank line between turns (hh_rlhf), a line end, or ### in front of each (Guanaco)
+
+
+def transcript(text: Any) -> list[Message] | None:
+    """The turns of a text that writes out a conversation, with "Human:" and "Assistant:" before them; None where it
+    is none. A last turn of the assistant without a word asks for one, and is left out."""
+    for turn in _TURNS if isinstance(text, str) else ():
+        before, *pieces = turn.split(text)
+        turns = [
+            {"role": _SPEAKERS[speaker.lower()], "content": content.strip()}
+            for speaker, content in zip(pieces[::2], pieces[1::2], strict=True)
+        ]
+        if (
+            not before.strip()
+            and turns
+            and turns[0]["role"] != "assistant"
+            and any(each["role"] == "assistant" for each in turns)
+        ):
+            return turns if turns[-1]["content"] else turns[:-1]
+    return None
+
+
+def with_turns(columns: Columns, *, text: bool = True) -> dict[str, Any]:
+    """`columns` in which transcripts are lists of messages; one in `text` is `messages`, where `text` is true."""
+    written = {name: transcript(columns.get(name)) for name in ("prompt", "chosen", "rejected")}
+    turned: dict[str, Any] = {name: turns for name, turns in written.items() if turns is not None}
+    if "prompt" in turned:  # what follows "Assistant:" is an answer, without the space between
+        given = {name: columns.get(name) for name in ("chosen", "rejected", "completion") if name not in turned}
+        turned |= {name: value.strip() for name, value in given.items() if isinstance(value, str)}
+    beside = {"messages", "conversations", "label"} & columns.keys()
+    if text and not beside and (turns := transcript(columns.get("text"))) is not None:
+        return {**{name: value for name, value in columns.items() if name != "text"}, **turned, "messages": turns}
+    return {**columns, **turned}
+
+
 def chat_example(place: str, columns: Columns, messages: Sequence[Message]) -> Example:
     """An example of `messages`, with the row's system prompt and tools."""
     if system := optional_string(columns, "system"):
@@ -195,37 +282,61 @@ def chat_example(place: str, columns: Columns, messages: Sequence[Message]) -> E
         messages = [{"role": "system", "content": system}, *messages]
     if not any(message["role"] == "assistant" for message in messages):
         raise DataError(f"has no assistant message to learn, only {', '.join(m['role'] for m in messages)}.")
-    return Example(place, messages=tuple(messages), tools=tools_of(columns.get("tools")))
+    tools = [columns[name] for name in ("tools", "functions") if carries(columns.get(name))]  # OpenAI's older name
+    if len(tools) > 1:
+        raise DataError("has `tools` and `functions`. Leave one of them out.")
+    return Example(place, messages=tuple(messages), tools=tools_of(tools[0] if tools else None))
 
 
 def dialogue(columns: Columns) -> list[Message]:
+    """The messages of a row, each with the flag that a list beside them has for it."""
     name = "messages" if "messages" in columns else "conversations"
-    return messages_of(columns[name], name)
+    messages = columns[name]
+    for key in ROW_FLAGS:
+        if isinstance(flags := columns.get(key), list) and isinstance(messages, list):
+            if len(flags) != len(messages):
+                raise DataError(f"`{key}` has {len(flags)} values for {len(messages)} messages. Write one for each.")
+            messages = [
+                {**message, key: message.get(key, own)} if isinstance(message, dict) else message
+                for message, own in zip(messages, flags, strict=True)
+            ]
+    return messages_of(messages, name)
 
 
 def _exchange(question: str, answer: str) -> list[Message]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _alpaca(place: str, columns: Columns) -> Example:
+def asked(columns: Columns) -> list[Message]:
+    """The turns before an answer: `history`, and `instruction` with `input` or `context`, or `question` after its
+    `context`."""
     history = columns.get("history") or []
+    history = [] if isinstance(history, str) and not history.strip() else history
     pairs: list[Any] = history if isinstance(history, list) else [None]
     if not all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(side, str) and side.strip() for side in pair)
         for pair in pairs
     ):
         raise DataError(f"`history` must be a list of [question, answer] pairs, found {excerpt(history)}.")
-    question = "\n\n".join(
-        part for part in (optional_string(columns, "instruction"), optional_string(columns, "input")) if part
-    )
+    names = ("instruction", "input", "context") if "instruction" in columns else ("context", "question")
+    if "question" in names:
+        string_of(columns, "question")
+    question = "\n\n".join(part for name in names if (part := optional_string(columns, name)))
     if not question:
         raise DataError("`instruction` is empty, and so is `input`.")
     turns = [message for pair in pairs for message in _exchange(*pair)]
-    return chat_example(place, columns, [*turns, *_exchange(question, string_of(columns, "output"))])
+    return [*turns, {"role": "user", "content": question}]
+
+
+def _alpaca(place: str, columns: Columns) -> Example:
+    return _to_question(place, columns, string_of(columns, "output"))
+
+
+def _to_question(place: str, columns: Columns, answer: str) -> Example:
+    return chat_example(place, columns, [*asked(columns), {"role": "assistant", "content": answer}])
 
 
 def _question_answer(place: str, columns: Columns) -> Example:
-    context, question = optional_string(columns, "context"), string_of(columns, "question")
     if "answer" in columns:
         answer = string_of(columns, "answer")
     else:
@@ -234,7 +345,7 @@ def _question_answer(place: str, columns: Columns) -> Example:
         if not isinstance(listed, list) or not listed:
             raise DataError(f"`answers` must be a list with at least one answer, found {excerpt(answers)}.")
         answer = string_of({"answers": listed[0]}, "answers")
-    return chat_example(place, columns, _exchange(f"{context}\n\n{question}" if context else question, answer))
+    return _to_question(place, columns, answer)
 
 
 def _text_label(place: str, columns: Columns) -> Example:
@@ -244,8 +355,9 @@ def _text_label(place: str, columns: Columns) -> Example:
 
 def _preference(place: str, columns: Columns) -> Example | None:
     """The preferred answer as an example; None for a row that is labelled as not preferred."""
+    columns = judged(columns)
     if "chosen" in columns:
-        prompt = next((name for name in ("messages", "conversations", "prompt") if name in columns), "prompt")
+        prompt = next((name for name in PROMPTS if columns.get(name) is not None), "prompt")
         return answered(place, columns, prompt=prompt, answer="chosen")
     label = columns["label"]
     if str(label).lower() not in ("true", "false"):
@@ -256,6 +368,16 @@ def _preference(place: str, columns: Columns) -> Example | None:
         return answered(place, columns, prompt="prompt", answer="completion")
     # The label rates the last answer; the turns before it are context.
     return chat_example(place, columns, last_answer_only(dialogue(columns)))
+
+
+def judged(columns: Columns) -> Columns:
+    """The columns of judged answers under the names `prompt`, `completion` and `label`, where others stand for them."""
+    if "label" not in columns and "kto_tag" in columns:
+        columns = {**columns, "label": columns["kto_tag"]}
+    if not {"instruction", "question"} & columns.keys() or any(columns.get(name) is not None for name in PROMPTS):
+        return columns
+    answer = next((name for name in ("completion", "output", "answer") if name in columns), None)
+    return {**columns, "prompt": asked(columns), **({"completion": columns[answer]} if answer else {})}
 
 
 def _stepwise(place: str, columns: Columns) -> Example | None:
@@ -270,13 +392,15 @@ def _stepwise(place: str, columns: Columns) -> Example | None:
 
 def answered(place: str, columns: Columns, *, prompt: str, answer: str) -> Example:
     """Raw text where both columns are strings, otherwise a chat; only the answer carries loss."""
-    asked, given = columns.get(prompt), columns[answer]
-    if isinstance(given, str) and not isinstance(asked, list):
-        if optional_string(columns, "system"):
-            raise DataError(
-                f"raw text has no `system` prompt. For a chat, write data.format=question_answer "
-                f"data.columns='{{question: {prompt}, answer: {answer}}}'."
-            )
+    before, given = columns.get(prompt), columns[answer]
+    if isinstance(given, str) and not isinstance(before, list):
+        for name in ("system", "tools", "functions"):
+            if carries(columns.get(name)):
+                pair = answer in ("chosen", "rejected")
+                wanted = "question: prompt" if pair else f"question: {prompt}, answer: {answer}"
+                named = "" if pair else "data.format=question_answer "
+                what = "`system` prompt" if name == "system" else f"`{name}`"
+                raise DataError(f"raw text has no {what}. For a chat, write {named}data.columns='{{{wanted}}}'.")
         return Example(place, text=((string_of(columns, prompt), False), (string_of(columns, answer), True)))
     if isinstance(given, str):
         answers = [{"role": "assistant", "content": string_of(columns, answer)}]
@@ -288,11 +412,14 @@ def answered(place: str, columns: Columns, *, prompt: str, answer: str) -> Examp
         return chat_example(place, columns, last_answer_only(answers))
     if answers[-1]["role"] != "assistant":
         raise DataError(f"`{answer}` must end with the assistant, not with the {answers[-1]['role']}.")
-    if isinstance(asked, list):
-        before = messages_of(asked, prompt)
-    else:
-        before = [{"role": "user", "content": string_of(columns, prompt)}]
-    return chat_example(place, columns, [*without_loss(before), *answers])
+    turns = (
+        dialogue(columns)
+        if isinstance(before, list) and prompt != "prompt"
+        else messages_of(before, prompt)
+        if isinstance(before, list)
+        else [{"role": "user", "content": string_of(columns, prompt)}]
+    )
+    return chat_example(place, columns, [*without_loss(turns), *answers])
 
 
 def _conversation_tree(place: str, columns: Columns) -> Example:
@@ -359,9 +486,16 @@ _FORMATS = (
         "messages chosen rejected",
         "conversations chosen rejected",
         "prompt chosen rejected",
+        "instruction chosen rejected",
+        "question chosen rejected",
         "messages label",
         "conversations label",
         "prompt completion label",
+        "messages kto_tag",
+        "conversations kto_tag",
+        "prompt completion kto_tag",
+        "instruction output kto_tag",
+        "question answer kto_tag",
     ),
     _format(_stepwise, "stepwise", "prompt completions labels", "prompt completions"),
     _format(_conversation_tree, "conversation_tree", "prompt message_tree_id"),
@@ -369,5 +503,5 @@ _FORMATS = (
 _COLUMNS = (
     *("messages", "conversations", "instruction", "input", "output", "prompt", "completion", "question", "answer"),
     *("answers", "text", "label", "chosen", "rejected", "message_tree_id", "context", "system", "tools", "history"),
-    *("completions", "labels", "tie", WEIGHT, MARGIN),
+    *("completions", "labels", "tie", "kto_tag", "functions", WEIGHT, MARGIN),
 )

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.data.rows import excerpt
+from workbench.data.unread_columns import LOSS_FLAGS, MEDIA, carries
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
 Message = dict[str, Any]
 """role, content (always a string), optionally tool_calls, loss (a bool), and other keys that a template may read."""
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SHAREGPT_ROLES = {
     "human": "user",
     "user": "user",
@@ -25,14 +26,27 @@ _SHAREGPT_ROLES = {
     "system": "system",
 }
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-_LOSS_KEYS = ("loss_weight", "weight", "loss")
+READ = frozenset({"role", "content", "tool_calls", "loss", *_REASONING_KEYS})
+"""Keys of a message that every template is given in a form that it knows; it may read others."""
 
 
 def messages_of(value: Any, name: str) -> list[Message]:
     """The messages of the list `value`, found in the column `name`; raises DataError for a malformed one."""
     if not isinstance(value, list) or not value:
         raise DataError(f"`{name}` must be a list of messages, found {excerpt(value)}.")
-    return [message_of(item, f"message {number} of `{name}`") for number, item in enumerate(value, start=1)]
+    places = ((f"message {number} of `{name}`", item) for number, item in enumerate(value, start=1))
+    messages = [message_of(item, where) for where, item in places if not _says_nothing(item)]
+    if not messages:
+        raise DataError(f"`{name}` holds no message but an empty system prompt.")
+    return messages
+
+
+def _says_nothing(item: Any) -> bool:
+    """Whether a message is a system prompt without a word, which is as if it were absent."""
+    if not isinstance(item, dict) or item.get("role", item.get("from")) not in ("system", "developer"):
+        return False
+    text = item.get("content", item.get("value"))
+    return text is None or (isinstance(text, str) and not text.strip())
 
 
 def message_of(item: Any, where: str) -> Message:
@@ -44,8 +58,20 @@ def message_of(item: Any, where: str) -> Message:
     role = item["role"]
     if role not in _ROLES:
         raise DataError(f"{where}: unknown role {excerpt(role)}.{did_you_mean(str(role), _ROLES)}")
-    handled = ("content", "tool_calls", *_LOSS_KEYS)
+    if item.get("function_call"):  # OpenAI's older form of a call, and `function` that of the role of its result
+        if item.get("tool_calls"):
+            raise DataError(f"{where}: has `function_call` and `tool_calls`. Leave one of them out.")
+        item = {**item, "tool_calls": [item["function_call"]]}
+    role = "tool" if role == "function" else role
+    for key in MEDIA:
+        if carries(item.get(key)):
+            raise DataError(
+                f"{where}: `{key}` is not read: conversations are text. Leave the row out, or write "
+                f"data.ignore='[{key}]' to learn from its text alone."
+            )
+    handled = ("role", "content", "tool_calls", "function_call", *LOSS_FLAGS, *MEDIA)
     message = {key: value for key, value in item.items() if key not in handled and value is not None}
+    message["role"] = role
     # A template prints null as the word None, and some fail where the key is missing.
     message["content"] = _content(item.get("content"), where)
     if item.get("tool_calls"):
@@ -55,18 +81,46 @@ def message_of(item: Any, where: str) -> Message:
         if not isinstance(value, list):
             raise DataError(f"{where}: tool_calls must be a list, found {excerpt(value)}.")
         message["tool_calls"] = [_tool_call(call, where) for call in value]
-    for key in _LOSS_KEYS:
-        if item.get(key) is not None:
-            if item[key] not in (0, 1):
-                raise DataError(
-                    f"{where}: {key} is {excerpt(item[key])}, but a turn carries loss (1) or none (0). Write 0 or 1."
-                )
-            message["loss"] = bool(item[key])
+    if (loss := _loss_of(item, where)) is not None:
+        if loss and role != "assistant":
+            raise DataError(
+                f"{where}: the {role}'s turn is to carry loss, and only the assistant's are learnt. Write false there, "
+                "or leave the flags of all turns out with data.ignore, such as data.ignore='[train]', and write "
+                "data.loss_on=all to learn every token."
+            )
+        message["loss"] = loss
     # A tool may return nothing; every other turn must have content.
     if role != "tool" and "tool_calls" not in message and not message["content"].strip():
         problem = "has neither content nor tool_calls" if role == "assistant" else "has no content"
         raise DataError(f"{where} ({role}) {problem}. Remove the message, or write its content.")
     return message
+
+
+def flag(value: Any) -> bool | None:
+    """Whether a value means yes (1, true, "true") or no; None where it is neither."""
+    known = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
+    return known.get(str(value).lower()) if isinstance(value, bool | int | float | str) else None
+
+
+def _loss_of(item: Mapping[str, Any], where: str) -> bool | None:
+    """Whether a turn carries loss, by any tool's flag; None where none says it."""
+    given = dict[str, bool]()
+    for key in LOSS_FLAGS:
+        if (value := item.get(key)) is None:
+            continue
+        parts = [part.get("train") for part in value if isinstance(part, dict)] if isinstance(value, list) else [value]
+        verdicts = {None if isinstance(part, str) else flag(part) for part in parts}
+        if len(verdicts) != 1 or None in verdicts:
+            problem = (
+                "learns a part of the turn, but a turn carries loss as a whole (train: true) or not at all"
+                if key == "train_detail"
+                else f"is {excerpt(value)}, but a turn carries loss (1) or none (0)"
+            )
+            raise DataError(f"{where}: {key} {problem}. Write 0 or 1.")
+        given[key] = verdicts.pop() is not (key == "masked")
+    if len({*given.values()}) > 1:
+        raise DataError(f"{where}: {' and '.join(given)} contradict each other. Leave one of them out.")
+    return next(iter(given.values()), None)
 
 
 def thoughts(message: Message) -> str:

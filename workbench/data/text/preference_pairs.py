@@ -28,7 +28,7 @@ from workbench.data.held_out_split import Splits
 from workbench.data.rows import excerpt, string_of
 from workbench.data.text import tokenized
 from workbench.data.text.chat import LossOn
-from workbench.data.text.formats import Example, Reader, answered, chat_example, dialogue
+from workbench.data.text.formats import PROMPTS, Example, Reader, answered, chat_example, dialogue, judged
 from workbench.data.text.messages import Message, last_answer_only
 from workbench.data.text.row_encoder import WrappedEncoder
 from workbench.data.text.tokenized import SCHEMA, Emptied, EncodedChunk
@@ -36,8 +36,6 @@ from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.errors import DataError
 from workbench.runs.files import cache_folder
 
-PROMPTS = ("messages", "conversations", "prompt")
-"""Columns that may hold the prompt; the first that the row has is used."""
 _SAME = "Remove the row, or write data.on_bad_row=skip to leave out such rows and count them."
 
 
@@ -51,6 +49,7 @@ def convert(name: str, place: str, columns: Mapping[str, Any]) -> Example:
             f"data.format {name} judges no answers. Give rows with chosen and rejected, or with label (true or false); "
             "write data.columns='{chosen: ..., rejected: ...}' where they are called otherwise."
         )
+    columns = judged(columns)
     if "chosen" in columns:
         if columns.get("rejected") is None:
             raise DataError("`rejected` is missing or null. A row needs two answers, or one and a label.")

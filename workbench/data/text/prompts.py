@@ -70,6 +70,7 @@ def question(row: RawRow, config: DataConfig) -> Example | None:
 
 def with_answer(columns: dict[str, Any]) -> dict[str, Any]:
     """Columns with an answer, so that they fit their format: a placeholder where they have none."""
+    columns = formats.with_turns(columns)
     for question, answer in _ANSWERS.items():
         if question in columns and not {answer, "answers", "chosen"} & {name for name in columns if columns[name]}:
             columns = {**columns, answer: _PLACEHOLDER}
@@ -108,10 +109,11 @@ class PromptEncoder(WrappedEncoder):
         columns = config.columns
         for row in read_rows(source, config):
             known = formats.renamed(row.columns, columns)
-            added = {name: value for name, value in with_answer(known).items() if name not in known}
-            yield replace(
-                row, columns={**row.columns, **{columns.get(name, name): value for name, value in added.items()}}
-            )
+            answered = with_answer(known)
+            added = {columns.get(name, name): value for name, value in answered.items() if name not in known}
+            gone = {columns.get(name, name) for name in known if name not in answered}
+            kept = {name: value for name, value in row.columns.items() if name not in gone}
+            yield replace(row, columns={**kept, **added})
 
     def conversion(self, name: str, place: str, columns: Mapping[str, Any]) -> Example | None:
         """The prompt of a row, with a placeholder as its answer."""

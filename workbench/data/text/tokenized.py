@@ -26,7 +26,7 @@ import pyarrow
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.data import named_sets, ordered_processes, selection, starter
+from workbench.data import named_sets, ordered_processes, selection, starter, unread_columns
 from workbench.data.batching import Indices
 from workbench.data.folds import held_fold
 from workbench.data.folds.held_fold import FoldRow
@@ -36,6 +36,7 @@ from workbench.data.text import chat, decontamination, formats
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.decontamination import TextRow
 from workbench.data.text.formats import Example
+from workbench.data.text.messages import READ
 from workbench.data.text.quality import cleaning
 from workbench.data.text.row_encoder import RowEncoder
 from workbench.data.text.tokenized_set import TokenizedSet, TokenTable, join_sets
@@ -456,6 +457,7 @@ def read(
         "encoding",
         "labels",
         "label_names",
+        "ignore",
     }
     settings = config.model_dump(mode="json", include=used)
     # The name is part of what is cached (places), and which token is eos is not part of the backend.
@@ -475,11 +477,31 @@ def read(
             conversion=template.conversion,
             reader=template.reader,
         )
-        chunks = example_chunks(examples, skipped)
+        keys = dict[str, None]()
+        chunks = example_chunks(_with_keys(examples, keys), skipped)
         encode = partial(encode_chunk, config=config, encoder=template)
-        written = write_chunks(arrow, ordered_processes.results(encode, chunks), config)
-        files.write_bytes(notes, json.dumps(written).encode())
-    return _set(TokenTable.from_file(arrow), source, fingerprint, json.loads(notes.read_text()), template)
+        with unread_columns.noting() as found:
+            written = write_chunks(arrow, ordered_processes.results(encode, chunks), config)
+        unread = [key for key in keys if key not in READ and not _template_reads(key, template)]
+        files.write_bytes(notes, json.dumps({"skipped": written, "unread": [*found.get(path, ()), *unread]}).encode())
+    kept = json.loads(notes.read_text())
+    unread_columns.note(path, kept["unread"])
+    return _set(TokenTable.from_file(arrow), source, fingerprint, kept["skipped"], template)
+
+
+def _template_reads(key: str, template: RowEncoder) -> bool:
+    """Whether a chat template asks messages for a key, such as `message.name` or `'name' in message`."""
+    message, name = r"\b(?:messages?(?:\[[^\]]*\])?|msg|m|turn)", rf"\\*['\"]{re.escape(key)}\\*['\"]"
+    asked = rf"{message}(?:\.{re.escape(key)}\b|\[\s*{name}|\.get\(\s*{name})|{name}\s+(?:not\s+)?in\s+{message}"
+    return re.search(asked, json.dumps(template.identity)) is not None  # with the source of the template
+
+
+def _with_keys(examples: Iterator[Example], keys: dict[str, None]) -> Iterator[Example]:
+    """Yield examples; `keys` gets those of their messages."""
+    for example in examples:
+        for message in (*example.messages, *(example.rejected.messages if example.rejected else ())):
+            keys.update(dict.fromkeys(message))
+        yield example
 
 
 def _set(table: TokenTable, source: str, fingerprint: str, skipped: list[str], template: RowEncoder) -> TokenizedSet:

@@ -100,7 +100,11 @@ def test_texts_that_begin_alike_share_a_prompt(tmp_path: Path) -> None:
     asked = "\n\nHuman: What is it?\n\nAssistant:"
     (found,) = examples(written(tmp_path, [{"chosen": f"{asked} A cat.", "rejected": f"{asked} A car."}]))
     assert found.rejected is not None
-    assert found.text == ((f"{asked} A ", False), ("cat.", True)) and found.rejected.text[1] == ("car.", True)
+    assert [message["content"] for message in found.messages] == ["What is it?", "A cat."]
+    assert found.rejected.messages[-1]["content"] == "A car."  # the prompt ends where the turns part
+    (found,) = examples(written(tmp_path, [{"chosen": "It is a cat.", "rejected": "It is a car."}]))
+    assert found.rejected is not None
+    assert found.text == (("It is a ", False), ("cat.", True)) and found.rejected.text[1] == ("car.", True)
 
 
 def test_margins_are_read_where_they_are_named(tmp_path: Path) -> None:
