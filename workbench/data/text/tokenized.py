@@ -337,7 +337,7 @@ def cut_together(
     return cuts
 
 
-CODE_VERSION = 4  # part of the cache key, beside the columns: raise it when rendering or masking changes
+CODE_VERSION = 5  # part of the cache key, beside the columns: raise it when rendering or masking changes
 
 
 def load(
