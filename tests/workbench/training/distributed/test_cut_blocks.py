@@ -7,12 +7,18 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 import workbench
 from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
-from tests.workbench.training.distributed.test_layouts import METHODS, curve, require_same, weights, write_recipe
+from tests.workbench.training.distributed.test_layouts import (
+    METHODS,
+    curve,
+    require_same,
+    save_model,
+    weights,
+    write_recipe,
+)
 from workbench.evaluation import training_dynamics
 
 pytestmark = pytest.mark.slow
@@ -34,12 +40,7 @@ CELLS = {
 def folder(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
     """A recipe over a model of two blocks, 4 heads and 2 of keys, whose norms stand inside of attention, too."""
     folder = tmp_path_factory.mktemp("cut")
-    tokenizer = AutoTokenizer.from_pretrained(stories)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **sizes, **heads)).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    save_model(folder / "model", stories, "qwen3", num_key_value_heads=2, head_dim=8)
     write_recipe(folder, folder / "model")
     return folder
 

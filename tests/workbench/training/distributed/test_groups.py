@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import workbench
 from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
-from tests.workbench.training.distributed.test_layouts import METHODS, require_same, weights, write_recipe
+from tests.workbench.training.distributed.test_layouts import METHODS, require_same, save_model, weights, write_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -36,12 +35,7 @@ FOUR = {
 def folder(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
     """A recipe over a model of two blocks, 4 heads and 2 of keys."""
     folder = tmp_path_factory.mktemp("groups")
-    tokenizer = AutoTokenizer.from_pretrained(stories)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes, **heads)).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    save_model(folder / "model", stories, "llama", num_key_value_heads=2)
     write_recipe(folder, folder / "model")
     return folder
 

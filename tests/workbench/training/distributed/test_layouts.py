@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import workbench
 from tests.conftest import Records, cells, record_cell
@@ -118,6 +119,16 @@ def asked(request: pytest.FixtureRequest) -> set[str]:
     alone = cells(request, "test_one_process_goes_on_with_what_two_began")
     origins = {cell["origin"] for cell in alone} | {RESUMED[name][0] for name in names & RESUMED.keys()}
     return names | {f"full {FEW_TOKENS} {origin}" for origin in origins}
+
+
+def save_model(path: Path, stories: str, family: str, **sizes: Any) -> None:
+    """A tiny causal model of four heads, with the tokenizer of stories260K."""
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, **sizes}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
 
 
 def write_recipe(folder: Path, model: Path) -> None:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import workbench
 from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
-from tests.workbench.training.distributed.test_layouts import METHODS, require_same, weights, write_recipe
+from tests.workbench.training.distributed.test_layouts import METHODS, require_same, save_model, weights, write_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -37,13 +36,8 @@ FOUR = {
 def folder(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
     """A recipe over a model of five blocks."""
     folder = tmp_path_factory.mktemp("pipeline")
-    tokenizer = AutoTokenizer.from_pretrained(stories)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5}
     for name, tied in (("model", False), ("tied model", True)):
-        torch.manual_seed(0)
-        config = LlamaConfig(vocab_size=len(tokenizer), num_attention_heads=4, tie_word_embeddings=tied, **sizes)
-        LlamaForCausalLM(config).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        save_model(folder / name, stories, "llama", num_hidden_layers=5, tie_word_embeddings=tied)
     write_recipe(folder, folder / "model")
     return folder
 

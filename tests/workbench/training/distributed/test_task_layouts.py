@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 import workbench
 from tests.conftest import MINILM, save_tiny, write_animals, write_questions
 from tests.recipes.tasks.tag.test_tag_run import sentences
 from tests.workbench.training.distributed import layouts
+from tests.workbench.training.distributed.test_layouts import save_model
 from workbench.config import task_facts
 from workbench.config.yaml_text import dump_yaml
 
@@ -70,12 +69,7 @@ def words_of(folder: Path, name: str, way: str) -> list[str]:
 def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
     """Runs of one process, and of two."""
     folder = tmp_path_factory.mktemp("tasks")
-    tokenizer = AutoTokenizer.from_pretrained(stories)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **sizes, **heads)).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    save_model(folder / "model", stories, "qwen3", num_key_value_heads=2, head_dim=8)
     save_tiny(folder / "tensor encoder", "EuroBert", "MaskedLM", MINILM, mask_token_id=103)
     save_tiny(folder / "pipeline encoder", "Bert", "MaskedLM", MINILM)
     save_tiny(folder / "pooled encoder", "Bert", "PreTraining", MINILM)
