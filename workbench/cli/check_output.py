@@ -16,6 +16,7 @@ from rich.text import Text
 from workbench.cli.render import OUT, table
 from workbench.config import RunConfig
 from workbench.config.freeze_config import FreezeConfig, Moment
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.recipes.inspection import Inspection
 from workbench.recipes.over.crossval_verbs import CrossvalInspection
 from workbench.recipes.tasks.classify.task import ClassInspection
@@ -83,7 +84,7 @@ def numbers(inspection: Inspection) -> None:
     columns = ["split", "rows", "tokens", "with loss", "longest", "cut", "left out"]
     OUT.print(table(columns, rows, framed=True))
     for name, split in splits.items():
-        if split is not None and (sentences := split.use_in_words()):
+        if isinstance(split, TokenizedSet) and (sentences := split.use_in_words()):  # tagged rows are no texts to use
             OUT.print(f"{name}: {' '.join(sentences)}")
     OUT.print(_histogram(inspection.data.train.lengths))
     _course(inspection)

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+import workbench
 from workbench.cli import check_output
 from workbench.config import RunConfig
 from workbench.config.freeze_config import Moment
@@ -108,3 +109,10 @@ def test_the_optimizer_is_told_where_it_is_not_plain() -> None:
         optimizer={"scaling": "sqrt", "reference_batch": 16}, batch={"size": 64}, train={"learning_rate": 2e-3}
     )
     assert scaled == f"Optimizer: adamw, learning rate 0.002 of 16 rows scaled to {rate:.3g}."
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["sft", "prefer", "reward", "tag"])
+def test_the_sizes_of_every_kind_of_rows_are_printed(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check_output.numbers(workbench.check(f"{recipe}/quickstart"))
+    assert "held-out" in capsys.readouterr().out
