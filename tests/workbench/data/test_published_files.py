@@ -36,6 +36,8 @@ FILES: dict[str, bytes] = {
     "train.jsonl.gz": gzip.compress("".join(json.dumps(row) + "\n" for row in HH).encode()),
     "ag.csv": b"".join(b'"%d","Title, %d","A ""quoted"" story"\n' % (n % 4 + 1, n) for n in range(16)),
     "cola.tsv": b"".join(b"gj04\t%d\t%s\tOur friends %d won't.\n" % (n % 2, b"*" * (n % 2), n) for n in range(12)),
+    "quotes.tsv": b'label\ttext\nham\thello there one\nspam\t"win a prize\nham\tsecond message\nham\tthird message"\n'
+    b"ham\tfourth\nspam\twin again now\nham\tfive\nspam\tsix free\n",
     "fast.txt": b"".join(b"__label__%s how much is %d\n" % (b"ab"[n % 2 :][:1], n) for n in range(12)),
 }
 NO_TEST = ["data.held_out=0.4", "data.test=null"]
@@ -43,7 +45,7 @@ NO_TEST = ["data.held_out=0.4", "data.test=null"]
 COMMANDS: dict[str, tuple[str, list[str], int, str]] = {
     "TREC": ("classify", ["train=train_5500.label", "format=label_first", "encoding=latin1"], 12, "DESC:manner"),
     "SST": ("classify", ["train=sst_train.txt", "format=label_first"], 15, "charms , all told ."),
-    "SST-2": ("classify", ["train=SST-2/train.tsv", "columns={text: sentence}"], 12, '"hide 0 secretions'),
+    "SST-2": ("classify", ["train=SST-2/train.tsv", "columns={text: sentence}"], 12, '"hide '),
     "tweets": ("classify", ["train=train_text.txt", "labels=train_labels.txt", "label_names=mapping.txt"], 16, "anger"),
     "SMS spam": (
         "classify",
@@ -51,6 +53,7 @@ COMMANDS: dict[str, tuple[str, list[str], int, str]] = {
         12,
         "Go until jurong",
     ),
+    "quotes": ("classify", ["train=quotes.tsv"], 8, "hello there one"),
     "hh_rlhf": ("prefer", ["train=train.jsonl.gz"], 24, "This."),
 }
 

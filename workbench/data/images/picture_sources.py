@@ -36,7 +36,7 @@ from workbench.data.images import picture_files
 from workbench.data.images.picture_files import PictureFile, Pixels
 from workbench.data.labelled.labels import alike
 from workbench.data.rows import RawRow, excerpt, place
-from workbench.data.source_files import local_path
+from workbench.data.source_files import kind_of, local_path
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
@@ -432,7 +432,7 @@ def read_rows(source: str, column: str = "image") -> Iterator[RawRow]:
         yield RawRow(str(path), {column: PictureFile(str(path), path)})
     else:
         suffix = path.suffix.lower()
-        if path.is_file() and suffix in _OTHER_ARCHIVES:
+        if path.is_file() and suffix in _OTHER_ARCHIVES and kind_of(path) is None:
             raise DataError(
                 f"{path}: compressed archives of this kind are not read. Unpack it and name the folder; zip and tar "
                 "archives are read as they are."

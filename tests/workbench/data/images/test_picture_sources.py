@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
 import os
@@ -258,6 +259,13 @@ def test_a_data_set_on_the_hub_names_the_files_that_were_downloaded(
     data = datasets.Dataset.from_dict({"image": ["a/0.png"], "label": ["a"]})
     (row,) = read_rows("owner/plants")
     assert "does not bring along" in (row.mistake or "")
+
+
+def test_a_compressed_table_of_pictures(tmp_path: Path) -> None:
+    filled(tmp_path, PICTURES)
+    lines = "".join(f"{name},{name[0]}\n" for name in PICTURES)
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(f"image,label\n{lines}".encode()))
+    assert [row.columns["label"] for row in read_rows(str(tmp_path / "t.csv.gz"))] == [name[0] for name in PICTURES]
 
 
 def test_a_missing_file_is_named_with_its_row(tmp_path: Path) -> None:

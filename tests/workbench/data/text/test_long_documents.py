@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -12,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from typer.testing import CliRunner
 
 from tests.conftest import MINILM, STORIES
 from tests.run_files import write_lines
+from workbench.cli.verbs import app
 from workbench.config import DataConfig
 from workbench.data.text import tokenized
 from workbench.data.text.chat import Block, ChatEncoder, Encoded, blocks
@@ -107,6 +111,27 @@ def test_all_tokens_of_raw_text_are_used(tmp_path: Path, tokenizer: PreTrainedTo
         f"Long documents: 6, in {len(train):,} blocks.",
         f"{total} of {total} tokens are used (all).",
     ]
+
+
+@pytest.mark.slow
+def test_a_stage_of_pretraining_uses_all_of_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLaMA-Factory's `stage: pt` over two long documents, as it is imported and checked."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    text = " ".join(f"word{number} story" for number in range(1000))
+    (tmp_path / "data/doc.json").write_text(json.dumps([{"text": f"{text} {end}"} for end in ("one", "two")]))
+    (tmp_path / "data/dataset_info.json").write_text(
+        json.dumps({"doc": {"file_name": "doc.json", "columns": {"prompt": "text"}}})
+    )
+    (tmp_path / "pt.yaml").write_text(
+        "model_name_or_path: starter\nstage: pt\ndo_train: true\nfinetuning_type: lora\nlora_target: all\n"
+        "dataset: doc\ncutoff_len: 512\nval_size: 0.4\n"
+    )
+    assert CliRunner().invoke(app, ["import", "pt.yaml", "--out", "o.yaml"]).exit_code == 0
+    shown = CliRunner().invoke(app, ["check", "o.yaml"]).output
+    for split in ("train", "held-out"):
+        found = re.search(rf"{split}: Long documents: 1, in (\d+) blocks. ([\d,]+) of ([\d,]+) tokens are used", shown)
+        assert found is not None and int(found[1]) > 5 and found[2] == found[3], shown
 
 
 def test_a_document_stands_on_one_side(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
