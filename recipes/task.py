@@ -23,6 +23,7 @@ from workbench.config.expansions.member_runs import Trial
 from workbench.config.model_heads import ModelHead
 from workbench.config.task_facts import OverFacts, TaskFacts, register
 from workbench.data.batching import MicroBatch, micro_batches
+from workbench.data.rows import RawRow
 from workbench.errors import ConfigError
 from workbench.evaluation.forward_passes import ModelResults
 from workbench.models import backbones
@@ -69,6 +70,8 @@ class PredictionTable(NamedTuple):
     """One line a row."""
     left_out: Sequence[str] = ()
     """Rows that could not be read, each with its reason, where `data.on_bad_row` is `skip`."""
+    read: Sequence[RawRow] | None = None
+    """The row that each line is of, where the file is not one of texts."""
 
     @property
     def rows(self) -> int:

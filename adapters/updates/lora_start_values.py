@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import EvaConfig, LoraModel, PeftConfig, PeftModel, initialize_lora_eva_weights
@@ -281,20 +281,13 @@ def _show_inputs(model: PeftModel, sample: Iterable[Mapping[str, Tensor]], see: 
             handle.remove()
 
 
-def oriented_parts(
-    weight_OI: Tensor, covariance_II: Tensor, rank: int, *, mode: Literal["ipm", "kpm"]
-) -> tuple[Tensor, Tensor]:
-    """A0 (R, I) and B0 (O, R): components of U S V' = W C, with C taken off again (paper, equations 1 to 3).
-
-    Args:
-        mode: `ipm` takes the largest, `kpm` the smallest ones.
-    """
+def oriented_parts(weight_OI: Tensor, covariance_II: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """A0 (R, I) and B0 (O, R): largest parts of U S V' = W C, with C taken off again (paper, equations 1 to 3)."""
     weight, covariance = weight_OI.double(), covariance_II.to(weight_OI.device)
     U_OK, S_K, V_KI = torch.linalg.svd(weight @ covariance, full_matrices=False)
-    chosen = slice(0, rank) if mode == "ipm" else slice(len(S_K) - rank, len(S_K))
-    root_R = S_K[chosen].sqrt()
-    uncovered_RI = torch.linalg.solve(covariance, V_KI[chosen].T).T  # V' C^-1, as C is symmetric
-    return (root_R[:, None] * uncovered_RI).to(weight_OI), (U_OK[:, chosen] * root_R).to(weight_OI)
+    root_R = S_K[:rank].sqrt()
+    uncovered_RI = torch.linalg.solve(covariance, V_KI[:rank].T).T  # V' C^-1, as C is symmetric
+    return (root_R[:, None] * uncovered_RI).to(weight_OI), (U_OK[:, :rank] * root_R).to(weight_OI)
 
 
 TOGETHER = 256

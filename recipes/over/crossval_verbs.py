@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-
-import pandas as pd
 
 from workbench.adapters.banks import bank
 from workbench.config import RunConfig
@@ -90,16 +88,13 @@ def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) 
     return classification_scores.value_scores_of(context.labels, prediction.decided(run, context, rows), rows)
 
 
-def predict(
-    run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None
-) -> tuple[pd.DataFrame, Sequence[str]]:
-    """The ensemble's predictions for every row of a file, whose labels are ignored, and rows left out."""
+def predict(run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None) -> PredictionTable:
+    """The ensemble's predictions for every row of a file, whose labels are ignored."""
     context = _context(run, config, scoring)
     rows = labelled_data.encode(context.reader.read(source, labelled=False), context.reader, context.labels)
     values_NC = prediction.decided(run, context, rows)
-    return classification_scores.predictions_table(
-        context.labels, rows, values_NC, context.reader, labelled=False
-    ), rows.skipped
+    table = classification_scores.predictions_table(context.labels, rows, values_NC, context.reader, labelled=False)
+    return PredictionTable(table, rows.skipped, [record.row for record in rows.records])
 
 
 def _context(run: Path, config: RunConfig, scoring: ModelResults | None) -> FoldContext:
@@ -116,7 +111,7 @@ class FoldedClassTask(ClassTask):
         return evaluate(run, config, turn.scoring)
 
     def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
-        return PredictionTable(*predict(run, source, config, turn.scoring))
+        return predict(run, source, config, turn.scoring)
 
     def serve(self, run: Path, config: RunConfig, name: str, created: int, *, queue: int) -> ServedModel:
         served_classes.require_texts(run, config)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -33,6 +33,9 @@ from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer, LayerLog
 from workbench.training.signal import ProgressClock, TrainingSignal
 from workbench.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SAMPLE_TOKENS = 1024
 """Padded tokens of held-out rows that tell how long scoring takes, where nothing was scored before training."""
@@ -209,6 +212,9 @@ class SingleRun(ABC, Generic[M, R]):
         with run.deadline.phase("report"):
             files.write_json(run.path / "scores.json", scores)
             self.write_predictions(saved, scored["after"].outputs, before)
+            if "test" in scored:
+                table = self.predictions(saved, self.rows["test"], scored["test"].outputs, {})
+                files.write_bytes(run.path / "test_predictions.parquet", table.to_parquet())
             run.note(status="done")
             scoring.store.clear()
             report.write(run.path)
@@ -409,5 +415,11 @@ class SingleRun(ABC, Generic[M, R]):
         raise NotImplementedError
 
     @abstractmethod
+    def predictions(self, model: M, rows: R, outputs: Any, before: Mapping[str, Any]) -> pd.DataFrame:
+        """Labelled rows and what the model says of each. `before`: what the untrained backbone said of them, by place;
+        empty where it was not asked."""
+
     def write_predictions(self, model: M, outputs: Any, before: Mapping[str, Any]) -> None:
-        """Write predictions.parquet: the held-out rows and what the model says of each."""
+        """Write predictions.parquet, of the held-out rows."""
+        table = self.predictions(model, self.rows["held_out"], outputs, before.get("answers", {}))
+        files.write_bytes(self.run.path / "predictions.parquet", table.to_parquet())

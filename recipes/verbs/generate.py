@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedTokenizerBase, TextStreamer
@@ -11,6 +13,8 @@ from transformers import PreTrainedTokenizerBase, TextStreamer
 from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.config.task_facts import names
+from workbench.data import starter
+from workbench.data.rows import read_rows
 from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
 from workbench.evaluation.forward_passes import dealt_results
@@ -22,6 +26,9 @@ from workbench.recipes.verbs.evaluate import asked_config
 from workbench.runs import files, run_directory
 from workbench.runs.ranks import joined
 from workbench.runs.trust import Trust
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WRITERS = {".jsonl", ".csv", ".parquet"}
 
@@ -49,7 +56,9 @@ def predict(
         trust: Execute the Python code that the run's config.yaml names.
 
     Returns:
-        `table`, a pandas table with a line for each row, and `left_out`, the rows that could not be read.
+        `table`, a pandas table with a line for each row, and `left_out`, the rows that could not be read. A line has
+        the `index` of its row in the input, from 0, and all columns of the input; those whose names are taken are
+        called `input_NAME`.
 
     Raises:
         ConfigError: The run predicts nothing, `out` exists already, or a setting would change what was trained.
@@ -59,7 +68,7 @@ def predict(
         >>> import workbench
         >>> predicted = workbench.predict("runs/short", "starter/arithmetic_held_out.jsonl", max_new_tokens=2)
         >>> list(predicted.table.columns)
-        ['row', 'prompt', 'answer']
+        ['index', 'row', 'input_prompt', 'input_answer', 'prompt', 'answer']
     """
     run, out = Path(run), None if out is None else Path(out)
     if out is not None and out.suffix not in WRITERS:
@@ -76,6 +85,7 @@ def predict(
     predictions = implementation(config).predict(
         run, input, config, ScoringOptions(scoring, Trust(trust), max_new_tokens)
     )
+    predictions = predictions._replace(table=_beside_input(predictions, input, config))
     if out is not None and ranks.first:
         table = predictions.table
         if out.suffix == ".jsonl":
@@ -84,6 +94,38 @@ def predict(
             content = str(table.to_csv(index=False)).encode() if out.suffix == ".csv" else table.to_parquet()
         files.write_bytes(out, content)
     return predictions
+
+
+def _beside_input(predictions: PredictionTable, source: str, config: RunConfig) -> pd.DataFrame:
+    """The table, with the columns of the input between the row's place and what the run says of it."""
+    import pandas as pd  # 0.2 s, which other verbs need not wait for
+
+    table = predictions.table
+    read = predictions.read or list(read_rows(starter.resolve(source), config.data))
+    numbers = {row.place: number for number, row in enumerate(read)}
+
+    def number(place: str) -> int:
+        """The number of a row, of which the line may be a part: `a.jsonl, row 3, step 2`."""
+        while place not in numbers:
+            place, comma, _ = place.rpartition(", ")
+            assert comma, "every line is of a row that was read"
+        return numbers[place]
+
+    index = [number(place) for place in table["row"]]
+    inputs: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(key for row in read for key in row.columns):
+        cells = [_cell(read[each].columns.get(name)) for each in index]
+        if len({float if type(cell) is int else type(cell) for cell in cells if cell is not None}) > 1:
+            cells = [None if cell is None else str(cell) for cell in cells]
+        if name not in table or cells != table[name].tolist():
+            inputs[f"input_{name}" if name in table else name] = cells
+    first = pd.DataFrame({"index": index, "row": table["row"], **inputs})
+    return pd.concat([first, table.drop(columns="row")], axis=1)
+
+
+def _cell(value: Any) -> Any:
+    """A value of the input as every kind of file can hold it."""
+    return value if value is None or isinstance(value, (str, bool, int, float)) else json.dumps(value, default=str)
 
 
 def generate(

@@ -3,6 +3,7 @@
 from workbench.evaluation.generation import (
     GeneratedAnswer,
     answer_scores,
+    answer_table,
     answers,
     answers_to,
     complete,
@@ -11,7 +12,6 @@ from workbench.evaluation.generation import (
     generation_config,
     stop_tokens,
     summary,
-    write_predictions,
 )
 from workbench.evaluation.perplexity import Likelihood, likelihood
 
@@ -19,6 +19,7 @@ __all__ = [
     "GeneratedAnswer",
     "Likelihood",
     "answer_scores",
+    "answer_table",
     "answers",
     "answers_to",
     "complete",
@@ -28,5 +29,4 @@ __all__ = [
     "likelihood",
     "stop_tokens",
     "summary",
-    "write_predictions",
 ]

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +42,9 @@ from workbench.evaluation.perplexity import Likelihood
 from workbench.runs import files, metrics_log, units
 from workbench.runs.run_directory import Run
 from workbench.training import capacity
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FILE = "samples.jsonl"
 
@@ -338,25 +340,24 @@ def answer_scores(answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
     return units.rounded(metrics.bootstrap_means(("f1", "rouge_l"), value_AS))
 
 
-def write_predictions(path: Path, answers: Sequence[GeneratedAnswer], *, before: Mapping[str, str]) -> None:
-    """Write a parquet file with a row for each answer; `before` has the untrained backbone's answers by place."""
+def answer_table(answers: Sequence[GeneratedAnswer], *, before: Mapping[str, str]) -> pd.DataFrame:
+    """A row for each answer; `before` has the untrained backbone's answers by place, or none."""
     import pandas as pd
 
-    rows = [
-        {
-            "row": answer.place,
-            "prompt": answer.prompt,
-            "reference": answer.reference,
-            "before": before[answer.place],
-            "after": answer.answer,
-            "f1_before": metrics.token_f1(before[answer.place], answer.reference),
-            "f1_after": answer.f1,
-            "rouge_l_before": metrics.rouge_l(before[answer.place], answer.reference),
-            "rouge_l_after": answer.rouge_l,
-        }
-        for answer in answers
-    ]
-    files.write_bytes(path, pd.DataFrame(rows).to_parquet())
+    columns: dict[str, list[Any]] = {
+        "row": [each.place for each in answers],
+        "prompt": [each.prompt for each in answers],
+        "reference": [each.reference for each in answers],
+    }
+    if before:
+        columns["before"] = first = [before[each.place] for each in answers]
+        pairs = [(own, each.reference) for own, each in zip(first, answers, strict=True)]
+        columns["f1_before"] = [metrics.token_f1(*pair) for pair in pairs]
+        columns["rouge_l_before"] = [metrics.rouge_l(*pair) for pair in pairs]
+    columns["after"] = [each.answer for each in answers]
+    columns["f1_after"] = [each.f1 for each in answers]
+    columns["rouge_l_after"] = [each.rouge_l for each in answers]
+    return pd.DataFrame(columns)
 
 
 def complete(

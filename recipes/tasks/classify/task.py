@@ -355,7 +355,8 @@ class ClassTask(Task):
         model = classifier.load(run, config)
         encoded = labelled_data.encode(rows, model.reader, model.labels)
         outputs_NC = classification_scores.predict_outputs(model.model, model.outputs, encoded, scoring=turn.scoring)
-        return PredictionTable(predictions(model, encoded, outputs_NC, labelled=False), rows.skipped)
+        table = predictions(model, encoded, outputs_NC, labelled=False)
+        return PredictionTable(table, rows.skipped, [record.row for record in encoded.records])
 
     def outputs(self, run: Path, config: RunConfig) -> ClassReference:
         unmerged = classifier.load(run, config)

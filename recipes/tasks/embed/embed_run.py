@@ -112,8 +112,10 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
             )
         return Scored(scored.scores, scored.table)
 
-    def write_predictions(self, model: Embedder, outputs: pd.DataFrame, before: Mapping[str, Any]) -> None:
-        files.write_bytes(self.run.path / "predictions.parquet", outputs.to_parquet())
+    def predictions(
+        self, model: Embedder, rows: PairSet, outputs: pd.DataFrame, before: Mapping[str, Any]
+    ) -> pd.DataFrame:
+        return outputs
 
 
 FILE = "negatives.safetensors"

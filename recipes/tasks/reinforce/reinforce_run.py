@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -51,6 +51,9 @@ from workbench.training.reinforcement import objective
 from workbench.training.reinforcement.objective import ReinforceObjective
 from workbench.training.reinforcement.rollouts import RolloutRows, Rollouts, SamplesAnswers
 from workbench.training.signal import TrainingSignal
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Scores = dict[str, Any]
 KEPT = "rollout"
@@ -235,22 +238,20 @@ class ReinforceRun(StartedRun):
         )
         return prompts, written
 
-    def write_predictions(self, model: ExportedModel, outputs: Any, before: Mapping[str, Any]) -> None:
-        start = before["answers"]
-        table = [
-            {
-                "row": each.place,
-                "prompt": each.prompt,
-                "before": start[each.place][0],
-                "after": each.answer,
-                "reward_before": start[each.place][1],
-                "reward_after": each.reward,
-            }
-            for each in outputs
-        ]
+    def predictions(
+        self, model: ExportedModel, rows: TokenizedSet, outputs: Any, before: Mapping[str, Any]
+    ) -> pd.DataFrame:
         import pandas as pd  # 0.2 s, which a plan need not wait for
 
-        files.write_bytes(self.run.path / "predictions.parquet", pd.DataFrame(table).to_parquet())
+        columns: dict[str, list[Any]] = {
+            "row": [each.place for each in outputs],
+            "prompt": [each.prompt for each in outputs],
+        }
+        if before:
+            columns["before"] = [before[each.place][0] for each in outputs]
+            columns["reward_before"] = [before[each.place][1] for each in outputs]
+        columns |= {"after": [each.answer for each in outputs], "reward_after": [each.reward for each in outputs]}
+        return pd.DataFrame(columns)
 
 
 class PlannedRollouts(ReinforceRun):

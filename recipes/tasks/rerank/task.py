@@ -37,7 +37,7 @@ from workbench.recipes.tasks.classify.task import Gap, NumberReference, save_mer
 from workbench.recipes.tasks.embed import embed_run
 from workbench.recipes.tasks.embed.embed_run import Mined
 from workbench.recipes.tasks.embed.task import SHOWN, EmbedInspection, survey
-from workbench.runs import files, provenance, units
+from workbench.runs import provenance, units
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback, Silent
@@ -132,8 +132,10 @@ class RerankRun(SingleRun[Reranker, CandidateSet]):
             )
         return Scored(ranked.scores, ranked.table)
 
-    def write_predictions(self, model: Reranker, outputs: pd.DataFrame, before: Mapping[str, Any]) -> None:
-        files.write_bytes(self.run.path / "predictions.parquet", outputs.to_parquet())
+    def predictions(
+        self, model: Reranker, rows: CandidateSet, outputs: pd.DataFrame, before: Mapping[str, Any]
+    ) -> pd.DataFrame:
+        return outputs
 
 
 IDENTITY = "torch.nn.modules.linear.Identity"

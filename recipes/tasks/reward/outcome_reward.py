@@ -32,7 +32,6 @@ from workbench.models.backbones import Backbone
 from workbench.models.reward_model import RewardModel
 from workbench.recipes.single.single_run import Scored
 from workbench.recipes.tasks.reward.reward_run import RatingRun, chat_encoder
-from workbench.runs import files
 from workbench.training import preflight
 from workbench.training.bank_trainer import Objective
 from workbench.training.optim.schedules import total_steps
@@ -111,9 +110,10 @@ class RewardRun(RatingRun[PreferenceSet]):
         with self.scoring_time(rows):
             return Scored(*score(model, rows, self.config, scoring))
 
-    def write_predictions(self, model: RewardModel, outputs: Floats, before: Mapping[str, Any]) -> None:
-        predictions = table(model, self.pairs.held_out, outputs)
-        files.write_bytes(self.run.path / "predictions.parquet", predictions.to_parquet())
+    def predictions(
+        self, model: RewardModel, rows: PreferenceSet, outputs: Floats, before: Mapping[str, Any]
+    ) -> pd.DataFrame:
+        return table(model, rows, outputs)
 
 
 def score(

@@ -28,7 +28,7 @@ from workbench.recipes.inspection import SHOWN, Inspection, left_out, pieces
 from workbench.recipes.single.single_run import Scored
 from workbench.recipes.task import PredictionTable
 from workbench.recipes.tasks.reward.reward_run import RatingRun, chat_encoder, load
-from workbench.runs import files, units
+from workbench.runs import units
 from workbench.training import preflight
 from workbench.training.optim.schedules import total_steps
 from workbench.training.signal import TrainingSignal
@@ -86,10 +86,10 @@ class ProcessRun(RatingRun[StepSet]):
         with self.scoring_time(rows):
             return Scored(*score(model, rows, scoring))
 
-    def write_predictions(self, model: RewardModel, outputs: Floats, before: Mapping[str, Any]) -> None:
-        held_out = self.answers.held_out
-        predictions = table(model, held_out, outputs).assign(label=held_out.labels)
-        files.write_bytes(self.run.path / "predictions.parquet", predictions.to_parquet())
+    def predictions(
+        self, model: RewardModel, rows: StepSet, outputs: Floats, before: Mapping[str, Any]
+    ) -> pd.DataFrame:
+        return table(model, rows, outputs).assign(label=rows.labels)
 
 
 def score(model: RewardModel, rows: StepSet, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:

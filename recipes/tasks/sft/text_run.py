@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,6 +55,9 @@ from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
 from workbench.training.sampling.loss_based import ReferenceLosses
 from workbench.training.signal import Loss, TrainingSignal
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Scores = dict[str, Any]
 Choice = Callable[..., TokenizedSet]
@@ -274,9 +277,13 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
             answers = answer(model, rows, self.config, scoring)
         return Scored(evaluation.summary(likelihoods, answers), TextOutputs(answers, likelihoods.rows))
 
+    def predictions(
+        self, model: ExportedModel, rows: TokenizedSet, outputs: TextOutputs, before: Mapping[str, Any]
+    ) -> pd.DataFrame:
+        return evaluation.answer_table(outputs.answers, before=before)
+
     def write_predictions(self, model: ExportedModel, outputs: TextOutputs, before: Mapping[str, Any]) -> None:
-        path = self.run.path / "predictions.parquet"
-        evaluation.write_predictions(path, outputs.answers, before=before["answers"])
+        super().write_predictions(model, outputs, before)
         if outputs.losses is not None:
             from workbench.evaluation import held_out_losses  # with pandas, 0.2 s that the first step need not wait for
 

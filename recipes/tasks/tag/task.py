@@ -403,9 +403,10 @@ class TagRun(WordRun[Tagger, TaggedSet]):
             p_RSC = model.probabilities(rows, scoring)
         return self.scored(rows, p_RSC)
 
-    def write_predictions(self, model: Tagger, outputs: list[Floats], before: Mapping[str, Any]) -> None:
-        table = predictions(model.tags, self.data.held_out.rows, outputs, labelled=True)
-        files.write_bytes(self.run.path / "predictions.parquet", table.to_parquet())
+    def predictions(
+        self, model: Tagger, rows: TaggedSet, outputs: list[Floats], before: Mapping[str, Any]
+    ) -> pd.DataFrame:
+        return predictions(model.tags, rows.rows, outputs, labelled=True)
 
     # What stages of a cross-validation ask.
 

@@ -307,10 +307,9 @@ def test_layers_whose_inputs_never_vary_have_no_adapter_and_are_not_named(
 # CorDA.
 
 
-@pytest.mark.parametrize("mode", ["ipm", "kpm"])
-def test_corda_takes_the_parts_that_the_inputs_excite_most_or_least(llama: PreTrainedModel, mode: str) -> None:
+def test_corda_takes_the_parts_that_the_inputs_excite_most(llama: PreTrainedModel) -> None:
     """Of W C, with C the covariance of the layer's inputs: what is left has the other singular values, and no more."""
-    model = adapters.attach(llama, _config("corda", mode=mode), seed=0, sample=lambda: iter([{"input_ids": IDS}]))
+    model = adapters.attach(llama, _config("corda"), seed=0, sample=lambda: iter([{"input_ids": IDS}]))
     caught: dict[str, Tensor] = {}
     for name, layer in _layers(model).items():
         layer.register_forward_pre_hook(
@@ -326,9 +325,14 @@ def test_corda_takes_the_parts_that_the_inputs_excite_most_or_least(llama: PreTr
         weight = dense_weight(layer.get_base_layer()).double()
         whole = torch.linalg.svdvals(weight @ covariance)
         rest = torch.linalg.svdvals((weight - _update(layer).double()) @ covariance)
-        kept = whole[RANK:] if mode == "ipm" else whole[:-RANK]
+        kept = whole[RANK:]
         torch.testing.assert_close(rest[: len(kept)], kept, rtol=1e-3, atol=1e-4 * float(whole[0]))
         assert float(rest[len(kept) :].max()) < 1e-4 * float(whole[0])
+
+
+def test_corda_keeps_no_knowledge_without_rows_of_it() -> None:
+    with pytest.raises(ValueError, match=r"keeps knowledge that rows of its own show.*Write `adapter.mode=ipm`"):
+        _config("corda", mode="kpm")
 
 
 def test_corda_needs_a_sample(llama: PreTrainedModel) -> None:

@@ -18,12 +18,15 @@ from tests.conftest import tiny
 from tests.run_files import read_lines, read_scores, write_lines
 from workbench import evaluation
 from workbench.config import ModelConfig
+from workbench.data.rows import read_rows
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.errors import ConfigError, DataError
 from workbench.models import backbones, exported
+from workbench.recipes.load import load
+from workbench.recipes.task import PredictionTable
 from workbench.recipes.verbs.evaluate import evaluate
-from workbench.recipes.verbs.generate import generate, predict, question_ids
+from workbench.recipes.verbs.generate import _beside_input, generate, predict, question_ids
 from workbench.runs import run_directory
 
 SaveRun = Callable[..., Path]
@@ -93,7 +96,10 @@ def test_predict_writes_every_row_in_order(
     done = predict(trained, str(asked), out=out, max_new_tokens=12)
     assert (done.rows, done.left_out) == (7, [])
     table = read(out)
-    assert list(table.columns) == ["row", "prompt", "answer"]
+    assert list(table.columns) == ["index", "row", "question", "input_answer", "prompt", "answer"]
+    assert list(table["index"]) == list(range(7)) and table["input_answer"].isna().tolist() == [
+        n % 2 == 0 for n in range(7)
+    ]
     assert list(table["row"]) == [f"asked.jsonl, row {n}" for n in range(1, 8)]
     for n, prompt in enumerate(table["prompt"]):
         assert f"What comes after {n}?" in prompt and prompt.endswith("assistant\n")
@@ -192,3 +198,42 @@ def test_a_member_without_an_adapter_is_trained_with_the_others(trained: Path, t
         (folder / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
     with pytest.raises(ConfigError, match=f"Finish the run first: .* --out {tmp_path} --resume"):
         evaluate(member, [])
+
+
+COLUMNS = {"id": [7, 9], "text": ["a, b", "c"], "answer": ["x", "y"], "label": ["k", "m"]}
+
+
+def _written(path: Path) -> None:
+    table = pd.DataFrame(COLUMNS)
+    if path.suffix in (".csv", ".tsv"):
+        table.to_csv(path, index=False, sep="," if path.suffix == ".csv" else "\t")
+    elif path.suffix == ".parquet":
+        table.to_parquet(path)
+    else:
+        table.to_json(path, orient="records", lines=path.suffix == ".jsonl")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".jsonl", ".json"])
+def test_predictions_stand_beside_all_columns_of_the_input(suffix: str, tmp_path: Path) -> None:
+    """Also where a row has several lines, or was left out; names that are taken are told apart."""
+    path = tmp_path / f"rows{suffix}"
+    _written(path)
+    places = [row.place for row in read_rows(str(path))]
+    said = {"row": [places[1], f"{places[1]}, step 2"], "text": ["c", "c"], "answer": ["p", "q"]}
+    config = load("sft/quickstart", [])
+    table = _beside_input(PredictionTable(pd.DataFrame(said)), str(path), config)
+    assert list(table) == ["index", "row", "id", "input_answer", "label", "text", "answer"]
+    assert [int(each) for each in table["index"]] == [1, 1] and [int(each) for each in table["id"]] == [9, 9]
+    assert list(table["input_answer"]) == ["y", "y"] and list(table["answer"]) == ["p", "q"]
+    table.to_parquet(tmp_path / "out.parquet")
+
+
+def test_nested_and_mixed_columns_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"messages": [{"role": "user"}], "more": 1}, {"messages": "none", "more": "two"}, {"messages": {"a": 1}}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = pd.DataFrame({"row": [row.place for row in read_rows(str(path))], "answer": list("abc")})
+    table = _beside_input(PredictionTable(said), str(path), load("sft/quickstart", []))
+    table.to_parquet(tmp_path / "out.parquet")
+    assert table["messages"].tolist() == ['[{"role": "user"}]', "none", '{"a": 1}']
+    assert table["more"].tolist()[:2] == ["1", "two"] and table["more"].isna().tolist() == [False, False, True]

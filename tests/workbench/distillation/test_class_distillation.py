@@ -281,7 +281,7 @@ def test_out_of_fold_rows_are_said_by_those_who_did_not_see_them(ask: Any, folds
     for rows, outputs_NC in ((data.train, said.train_NC), (data.held_out, said.held_out_NC)):
         wanted = means.loc[[record.fields[0] for record in rows.records]].to_numpy()
         np.testing.assert_allclose(special.softmax(outputs_NC, axis=1), wanted, atol=1e-9)
-    shown, _ = crossval_verbs.predict(folds, str(home / "test.jsonl"), run_directory.shipped_config(folds))
+    shown = crossval_verbs.predict(folds, str(home / "test.jsonl"), run_directory.shipped_config(folds)).table
     whole = shown[[f"p_{name}" for name in NAMES]].to_numpy()
     np.testing.assert_allclose(special.softmax(said.test_NC, axis=1), whole, atol=1e-6)
 
@@ -297,20 +297,20 @@ def test_a_cross_validation_corrects_by_neighbours_what_it_says(ask: Any, train:
     near = train("near", "crossval", **own)
     said, _ = ask(near, data={"held_out": 0.2, "test": str(home / "test.jsonl")})
     config = run_directory.shipped_config(near)
-    shown, _ = crossval_verbs.predict(near, str(home / "test.jsonl"), config)
+    shown = crossval_verbs.predict(near, str(home / "test.jsonl"), config).table
     np.testing.assert_allclose(
         special.softmax(said.test_NC, axis=1), shown[[f"p_{name}" for name in NAMES]].to_numpy(), atol=1e-6
     )
     decision = files.read_json(near / "decision.json")
     files.write_json(near / "decision.json", {**decision, "correction": None})
-    plain, _ = crossval_verbs.predict(near, str(home / "test.jsonl"), config)
+    plain = crossval_verbs.predict(near, str(home / "test.jsonl"), config).table
     assert (shown["p_sun"] - plain["p_sun"]).abs().max() > 1e-4
     files.write_json(near / "decision.json", decision)
 
 
 def test_without_out_of_fold_the_whole_ensemble_speaks(ask: Any, folds: Path, home: Path) -> None:
     said, data = ask(folds)
-    shown, _ = crossval_verbs.predict(folds, str(home / "train.jsonl"), run_directory.shipped_config(folds))
+    shown = crossval_verbs.predict(folds, str(home / "train.jsonl"), run_directory.shipped_config(folds)).table
     wanted = shown.set_index("text").loc[[record.fields[0] for record in data.train.records]]
     found = special.softmax(said.train_NC, axis=1)
     np.testing.assert_allclose(found, wanted[[f"p_{name}" for name in NAMES]].to_numpy(), atol=1e-6)

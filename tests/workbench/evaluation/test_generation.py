@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow
 import pytest
 import torch
@@ -480,13 +479,18 @@ def test_summary_rounds_and_leaves_out_what_was_not_measured() -> None:
     assert evaluation.summary(found, answers)["f1"] == evaluation.summary(found, answers)["rouge_l"] == 0.5
 
 
-def test_predictions_hold_both_answers_and_their_scores(tmp_path: Path) -> None:
+def test_predictions_hold_both_answers_and_their_scores() -> None:
     answers = [GeneratedAnswer("x, row 1", "Who?", "the cat", "cat"), GeneratedAnswer("x, row 2", "What?", "猫", "犬")]
-    evaluation.write_predictions(
-        tmp_path / "new" / "predictions.parquet", answers, before={"x, row 2": "猫", "x, row 1": "dog"}
-    )
-    table = pd.read_parquet(tmp_path / "new" / "predictions.parquet")
+    table = evaluation.answer_table(answers, before={"x, row 2": "猫", "x, row 1": "dog"})
     assert list(table["row"]) == ["x, row 1", "x, row 2"]
     assert list(table["before"]) == ["dog", "猫"] and list(table["after"]) == ["cat", "犬"]
     for score in ("f1", "rouge_l"):
         assert list(table[f"{score}_before"]) == [0.0, 1.0] and list(table[f"{score}_after"]) == [1.0, 0.0]
+    assert list(evaluation.answer_table(answers, before={})) == [
+        "row",
+        "prompt",
+        "reference",
+        "after",
+        "f1_after",
+        "rouge_l_after",
+    ]

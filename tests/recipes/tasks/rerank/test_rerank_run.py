@@ -192,7 +192,7 @@ def test_verbs_agree_with_the_run(taught: Path, tmp_path: Path) -> None:
     asked.write_text(json.dumps(listed) + "\n")
     assert predict(taught, str(asked), out=tmp_path / "said.parquet", max_new_tokens=1).rows == 2
     said = pd.read_parquet(tmp_path / "said.parquet")
-    assert list(said) == ["row", "query", "passage", "score", "rank"]
+    assert list(said) == ["index", "row", "passages", "query", "passage", "score", "rank"]
     assert said["rank"].tolist() == (2 - (said["score"].rank() - 1)).tolist()
     write_lines(asked, ({"query": first["anchor"], "passage": p} for p in listed["passages"]))
     predict(taught, str(asked), out=tmp_path / "again.parquet", max_new_tokens=1)
