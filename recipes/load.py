@@ -8,8 +8,12 @@ from typing import TypeAlias
 
 from workbench import recipes
 from workbench.config import DataConfig, RunConfig, load_config
+from workbench.config.sections.distill_config import STUDENT, TEACHER
 from workbench.config.yaml_text import read_yaml
+from workbench.data import hub_datasets
+from workbench.data.source_files import data_files, local_path
 from workbench.errors import ConfigError
+from workbench.models.backbone_source import require_whole
 
 Recipe: TypeAlias = RunConfig | Path | str
 """A configuration, a YAML file, or the name of a shipped recipe such as `sft/quickstart`."""
@@ -40,6 +44,26 @@ def load(recipe: Recipe, overrides: Sequence[str] = ()) -> RunConfig:
         return recipe
     path = recipes.find(str(recipe))
     return load_config(path, [*_own_data(path, overrides), *_named_sets(path, overrides), *overrides])
+
+
+def require_found(config: RunConfig) -> None:
+    """Refuse rows and a backbone that are nowhere, before torch is imported to read them."""
+    if config.model.id not in (TEACHER, STUDENT):
+        require_whole(config.model)
+    data = config.data
+    sources = [data.train, *(each.path for each in data.sources.values())]
+    for scored in (data.held_out, data.test):
+        sources += scored.values() if isinstance(scored, dict) else [scored] if isinstance(scored, str) else []
+    sources += [*data.decontaminate.against, data.select.target or ""]
+    sources += [config.pseudo_label.unlabelled or "", config.distill.unlabelled or ""]
+    for source in filter(None, sources):
+        if "://" not in source and not _stands(local_path(source)) and data_files(source) is None:
+            hub_datasets.require_reachable(source)
+
+
+def _stands(path: Path) -> bool:
+    """Whether a path is there, or leads into an archive."""
+    return path.exists() or any(each.is_file() for each in path.parents)
 
 
 def _named_sets(path: Path, overrides: Sequence[str]) -> list[str]:

@@ -44,7 +44,7 @@ class FleetBoard:
             other = ", ".join(trial.name for trial in trials if not _plain([trial]))
             raise ResumeError(
                 f"{run.path} has members of plain LoRA alone, whose products are computed together: {other} must wait "
-                "until these have ended. Leave it out and write --resume, then again with it."
+                "until these have ended. Leave it out, resume the run, and then resume it again with it."
             )
         known = table.get("at_once") or (None if at_once == "auto" else int(at_once))
         return cls(run, trials, known, dict(table.get("bank", {})), list(table.get("left", [])))

@@ -21,6 +21,7 @@ from workbench.recipes.verbs import start_checks
 from workbench.recipes.verbs.start_checks import PLAIN
 from workbench.runs import deadline, files, process_memory, provenance, run_directory, units
 from workbench.runs.ranks import ALONE, Ranks, joined, launched, require_same, restarted
+from workbench.runs.resume_command import resume_command
 from workbench.runs.run_directory import Run
 from workbench.runs.run_log import RunLog
 from workbench.training import thread_choice
@@ -72,7 +73,7 @@ def run(
     except Stopped as stopped:
         directory.note(status="stopped", reason=str(stopped))
         _report(directory)
-        ended = Stopped(f"{stopped}\nContinue with: --out {directory.home} --resume")
+        ended = Stopped(f"{stopped}\nContinue with: {resume_command(directory.home)}")
         log.end(ended)
         raise ended from None
     except ResumeError as error:  # the run is as good as before

@@ -34,7 +34,11 @@ RUNS = {
     "below a file": Case("run my.yaml --out rows.jsonl/x", "rows.jsonl/x: cannot be written", "Write another folder"),
     "below /proc": Case("run my.yaml --out /proc/x", "/proc/x: cannot be written", "Write another folder"),
     "in use": Case("run my.yaml --out live", "live: another process works on this run", "another --out", in_use),
-    "holds a run": Case("run my.yaml --out one", "one already holds a run", "Write --resume to continue it"),
+    "holds a run": Case(
+        "run my.yaml --out one",
+        "one already holds a run",
+        "Write `workbench run my.yaml --out one --resume` to continue it",
+    ),
     "nothing to resume": Case("run my.yaml --out two --resume", "two holds no run", "Leave --resume out"),
     "nothing to resume at all": Case("run my.yaml --resume", "runs/my holds no run", "Leave --resume out"),
     "another run": Case("run my.yaml --out one --resume", "train.steps: 30 there, 2 asked for", "another --out"),

@@ -45,9 +45,11 @@ _RUNS = Path("runs")
 
 def _loaded(recipe: str, overrides: Sequence[str] | None) -> RunConfig:
     """The configuration of a recipe; read before torch is imported, so that a mistake is told at once."""
-    from workbench.recipes.load import load
+    from workbench.recipes.load import load, require_found
 
-    return load(recipe, overrides or ())
+    config = load(recipe, overrides or ())
+    require_found(config)
+    return config
 
 
 @app.callback()
@@ -65,10 +67,12 @@ def run(
     push: Annotated[str | None, typer.Option(help="Copy the finished run here, such as s3://BUCKET/RUN.")] = None,
 ) -> None:
     """Train, score and report."""
+    from workbench.recipes.load import directory
     from workbench.recipes.verbs import opening
     from workbench.runs import addresses
     from workbench.training.distributed import launcher
 
+    config = _loaded(recipe, overrides)
     if push is not None and launcher.needed() and not resume:  # which may go on with a copy
         addresses.require_free(push)
     if launcher.needed():  # else the launcher has printed them
@@ -85,7 +89,9 @@ def run(
         from workbench.runs import deadline, run_log
         from workbench.runs.ranks import joined
 
-    path = workbench.run(recipe, overrides or (), out=out, resume=resume, began=deadline.process_began())
+    path = workbench.run(
+        config, out=out or directory(recipe, resume=resume), resume=resume, began=deadline.process_began()
+    )
     if joined().first:
         run_log.add(path, render.outcome(path))
         if push is not None:

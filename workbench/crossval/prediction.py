@@ -23,13 +23,14 @@ from workbench.data.tta_views import RowView, user_merge
 from workbench.errors import ConfigError
 from workbench.models import classifier
 from workbench.runs import files
+from workbench.runs.resume_command import finish
 from workbench.runs.run_directory import Run
 
 
 def fold_context(run: Path, config: RunConfig) -> FoldContext:
     """Context of the finished cross-validation at `run`; raises ConfigError where it has not ended."""
     if not (run / "decision.json").exists():
-        raise ConfigError(f"{run}: the cross-validation has not ended. Continue it: workbench run --out {run} --resume")
+        raise ConfigError(f"{run}: the cross-validation has not ended. Continue it: {finish(run)}")
     first = adapter_folders(run)[0].parent
     return FoldContext(config, classifier.read_labels(run), classifier.reader_of_run(first, config))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import DataError
+from workbench.runs import hub_connection
 
 if TYPE_CHECKING:
     import pyarrow
@@ -20,6 +22,30 @@ _ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w.-]+)(:(?P<config>[\w.-]+))?(#(?P<spli
 def is_id(source: str) -> bool:
     """Whether `source` is written as a hub data set: owner/name, owner/name:config, owner/name:config#split."""
     return _ID.fullmatch(source) is not None
+
+
+def require_reachable(source: str) -> None:
+    """Raise DataError where the hub does not answer and nothing of the data set is cached; without importing
+    `datasets`."""
+    if hub_connection.answers():
+        return
+    from huggingface_hub import constants
+
+    name = _parts(source)[0]
+    datasets_cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
+    cached = (
+        datasets_cache / name.replace("/", "___"),
+        Path(constants.HF_HUB_CACHE) / f"datasets--{name}".replace("/", "--"),
+    )
+    if not any(each.exists() for each in cached):
+        raise _unreachable(source)
+
+
+def _unreachable(source: str) -> DataError:
+    reason = "the Hugging Face hub cannot be reached, and it is not cached here. Connect, or name a file."
+    if hub_connection.FORBIDDEN:
+        reason = "not cached here, and HF_HUB_OFFLINE is set. Unset it, or name a file."
+    return DataError(f"{source}: {reason} If you mean a file: there is none at this path.")
 
 
 def read(source: str) -> Iterator[dict[str, Any]]:
@@ -76,12 +102,7 @@ def data_errors(source: str) -> Iterator[None]:
     except DataError:
         raise
     except ConnectionError as error:
-        from huggingface_hub.constants import HF_HUB_OFFLINE
-
-        reason = "the Hugging Face hub cannot be reached. Connect, or name a file."
-        if HF_HUB_OFFLINE:
-            reason = "not cached here, and HF_HUB_OFFLINE is set. Unset it, or name a file."
-        raise DataError(f"{source}: {reason} If you mean a file: there is none at this path.") from error
+        raise _unreachable(source) from error
     except FileNotFoundError as error:
         page = f"https://huggingface.co/datasets/{_parts(source)[0]}"
         gated = f"Accept the terms on {page}, then run" if "gated" in str(error) else "For a private or gated one run"

@@ -23,6 +23,7 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import BackboneError, ConfigError, DataError
 from workbench.models import attention_backend, backbones, classifier, exported
 from workbench.runs import files, provenance, run_directory
+from workbench.runs.resume_command import finish
 from workbench.runs.trust import Trust
 
 ROWS, RENDERED = 1000, 8
@@ -144,8 +145,7 @@ def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
     if config.crossvalidates:
         if not (path / "decision.json").exists():
             raise ConfigError(
-                f"distill.teacher.id={name}: the cross-validation has not ended. Finish it first: workbench run ... "
-                f"--out {name} --resume"
+                f"distill.teacher.id={name}: the cross-validation has not ended. Finish it first: {finish(path)}"
             )
         from workbench.crossval import fold_adapters  # and all that folds need, which few teachers are
 

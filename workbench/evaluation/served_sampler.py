@@ -20,6 +20,7 @@ from workbench.data.text.generated_answers import Floats, SampledAnswer
 from workbench.errors import BackboneError, ConfigError
 from workbench.runs import files
 from workbench.runs.openai_client import OpenAIClient, reason, token_numbers
+from workbench.runs.resume_command import resume_command
 
 LOAD, UNLOAD = "load_lora_adapter", "unload_lora_adapter"
 _NOBODY = "workbench-nobody"  # a name that no adapter has, by which the server is tested
@@ -174,8 +175,8 @@ def asked(server: OpenAIClient, body: Mapping[str, Any], *, known: int) -> list[
         raise unusable(server, reason(response))
     if response.status_code == 404:
         raise BackboneError(
-            f"{server.named}: {body['model']} is not there any more ({reason(response)}). Go on with --resume, which "
-            "has the adapter loaded again."
+            f"{server.named}: {body['model']} is not there any more ({reason(response)}). Load the adapter again, and "
+            f"go on: {resume_command()}"
         )
     choices = server.choices(response)
     if len(choices) != body["n"]:

@@ -29,32 +29,11 @@ from workbench.config.model_heads import TEXT, ModelHead
 from workbench.data import starter
 from workbench.errors import BackboneError, WorkbenchError, out_of_memory
 from workbench.models import attention_backend, pictures, weight_formats
+from workbench.models.backbone_source import UNREACHABLE, require_whole, source_arguments, source_path
 from workbench.runs import provenance
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTISED = weight_formats.FORMATS
-
-
-def source_path(config: ModelConfig) -> str:
-    """A folder, or an id on the hub; raises BackboneError where it can be neither."""
-    location = starter.resolve(config.id)
-    looks_local = location.startswith((".", "/", "~")) or location.count("/") > 1
-    if looks_local and not Path(location).expanduser().is_dir():
-        raise BackboneError(
-            f"model.id: no folder {config.id}. Write an existing folder, a hub id such as "
-            "Qwen/Qwen3-0.6B, or `starter`."
-        )
-    if config.revision is not None and Path(location).expanduser().is_dir():
-        raise BackboneError(
-            f"model.revision={config.revision} names a branch, tag or commit on the hub, but model.id={config.id} is a "
-            "folder. Leave model.revision out."
-        )
-    return str(Path(location).expanduser()) if looks_local else location
-
-
-def source_arguments(config: ModelConfig) -> dict[str, Any]:
-    """Further arguments of transformers' `from_pretrained`."""
-    return {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
 
 
 OTHER_SHAPES = (
@@ -114,8 +93,7 @@ _CURES = {
 
 
 _HUB_CURES = {
-    ("couldn't connect", "offline mode"): "the hub cannot be reached and the files are not cached. Write a folder as "
-    "model.id, use the shipped `starter`, or fetch it where there is a network: hf download {id}",
+    ("couldn't connect", "offline mode"): UNREACHABLE,
     ("gated", "401"): "it is gated or private: accept its terms on the hub, then run: hf auth login",
     (
         "not a valid model identifier",
@@ -213,6 +191,7 @@ def new_token_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> li
 
 def hub_config(config: ModelConfig) -> PretrainedConfig:
     """The backbone's architecture, without its weights."""
+    require_whole(config)
     with loading_errors(config, "config", "config.json"):
         backbone_config: PretrainedConfig = AutoConfig.from_pretrained(source_path(config), **source_arguments(config))
     # DeiT has two classifiers; transformers chooses by this field, which may be None.

@@ -46,6 +46,7 @@ from workbench.losses import r_drop
 from workbench.losses.class_losses import Objective
 from workbench.losses.label_losses import LabelTap
 from workbench.models import backbones, exported, pictures
+from workbench.models.backbone_source import source_arguments, source_path
 from workbench.runs import files
 
 CONVOLUTIONS = 16
@@ -163,7 +164,7 @@ def processor(config: ModelConfig) -> dict[str, Any]:
     """The backbone's preprocessor_config.json; empty where it has none."""
     try:
         processor_config, _ = ImageProcessingMixin.get_image_processor_dict(
-            backbones.source_path(config), **backbones.source_arguments(config)
+            source_path(config), **source_arguments(config)
         )
     except OSError:
         return {}

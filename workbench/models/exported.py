@@ -20,6 +20,7 @@ from workbench.errors import ConfigError, FileError
 from workbench.models import backbones, output_heads
 from workbench.models.output_heads import Head
 from workbench.runs import files, run_directory
+from workbench.runs.resume_command import finish
 
 BEGIN = ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
 """Settings of a generation_config.json that begin a text, for encoder-decoders."""
@@ -82,13 +83,14 @@ def require_saved(run: Path, config: RunConfig, *more: str) -> None:
     """Raise an error where the run at `run` has saved nothing yet, or lacks a file of its adapter or of `more`."""
     folder = run / "adapter"
     if not folder.exists():
-        raise ConfigError(f"{run}: no adapter there yet. Finish the run first: {_again(run)}")
+        raise ConfigError(f"{run}: no adapter there yet. Finish the run first: {finish(run_directory.whole(run))}")
     full = isinstance(config.adapter, Full)
     needed = ("config.json",) if full else ("adapter_config.json", "adapter_model.safetensors")
     missing = [name for name in (*needed, *more) if not (folder / name).is_file()]
     if missing:
         raise FileError(
-            f"{folder}: {', '.join(missing)} missing. Restore it, or write the adapter again: {_again(run)}"
+            f"{folder}: {', '.join(missing)} missing. Restore it, or write the adapter again: "
+            f"{finish(run_directory.whole(run))}"
         )
 
 
@@ -116,8 +118,3 @@ def model_under(config: RunConfig, folder: Path) -> ModelConfig:
     if isinstance(config.adapter, Full):
         return config.model.model_copy(update={"id": str(folder.resolve()), "revision": None})
     return config.model
-
-
-def _again(run: Path) -> str:
-    """The command that finishes a run; a member of several is finished with all of them."""
-    return f"workbench run ... --out {run_directory.whole(run)} --resume"

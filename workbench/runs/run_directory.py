@@ -28,12 +28,16 @@ from workbench.errors import ConfigError, ResumeError, WorkbenchError
 from workbench.runs import evaluation_request, files, metrics_log, run_log, trust
 from workbench.runs.deadline import Deadline
 from workbench.runs.ranks import ALONE, Ranks
+from workbench.runs.resume_command import finish, resume_command
 from workbench.runs.trust import Trust
 from workbench.schema import parse
 
 _LOCK_TRIES = 10
 """`workbench ui` holds the lock for a moment while it looks whether the run lives."""
-FREE = ("batch.tokens_per_device", "batch.packing", "trackers", "save.keep", "budget.time")
+FREE = (
+    *("batch.tokens_per_device", "batch.packing", "trackers", "save.keep", "budget.time"),
+    *("train.checkpointing", "train.offload_activations"),
+)
 """Settings that may change when a run is resumed, besides section `distributed`."""
 _UNKNOWN = re.compile("unknown (method|policy|recipe|task)")
 """Message about an adapter, policy or task that a plugin may define."""
@@ -128,9 +132,11 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
         failed = files.read_json(path / "manifest.json").get("status") == "failed"
         # A run that failed before its first checkpoint, or a member's, has nothing to keep: it is replaced.
         if not failed or any(path.rglob("checkpoints/step-*")):
-            raise ResumeError(f"{path} already holds a run. Write --resume to continue it, or another --out.")
+            raise ResumeError(
+                f"{path} already holds a run. Write `{resume_command(path)}` to continue it, or another --out."
+            )
     if resume and whole(path) != path:
-        raise ResumeError(f"{path} trains with others. Resume them together: --out {whole(path)} --resume.")
+        raise ResumeError(f"{path} trains with others. Resume them together: {finish(whole(path))}")
     if resume and not (path / "config.yaml").exists():
         raise ResumeError(f"{path} holds no run to resume. Leave --resume out, or name the run with --out.")
     try:

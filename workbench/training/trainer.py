@@ -22,7 +22,8 @@ from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError, WorkbenchError
 from workbench.models import attention_backend, backbones, fused_lora
-from workbench.runs.run_directory import Run
+from workbench.runs.resume_command import resume_command
+from workbench.runs.run_directory import Run, whole
 from workbench.training import capacity, kernels, packing, row_losses, thread_choice
 from workbench.training.activation_checkpointing import ActivationKeeping
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask, trained
@@ -205,7 +206,8 @@ class Trainer:
         except torch.OutOfMemoryError:  # some parameters have moved, so that the step cannot be repeated
             raise TrainingError(
                 f"Out of memory in the optimizer, at step {member.progress.step + 1}.\n  Write "
-                f"batch.tokens_per_device={max(self._longest, self.tokens // 2)} --resume, or optimizer.name=adamw8bit."
+                f"{self._resumed(max(self._longest, self.tokens // 2))}\n  or, with another --out, "
+                "optimizer.name=adamw8bit."
             ) from None
         if record is None:
             assert member.error is not None
@@ -336,12 +338,16 @@ class Trainer:
             parameter.grad = None
         release_memory()
 
+    def _resumed(self, tokens: int) -> str:
+        changes = f"batch.tokens_per_device={tokens}{self.keeping.to_write}"
+        return resume_command(whole(self.run.home), *changes.split())
+
     def _go_on_with(self, tokens: int) -> None:
         """Report, and remember for later runs, that only so many tokens fit in memory."""
         if not self.ranks.alone:
             raise TrainingError(
                 f"Out of memory with {self.tokens} tokens in a forward pass, which are the same on every "
-                f"device.\n  Write batch.tokens_per_device={tokens}{self.keeping.to_write} --resume"
+                f"device.\n  Write {self._resumed(tokens)}"
             )
         self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass{self.keeping.in_words}.")
         self.tokens = tokens

@@ -34,6 +34,7 @@ from workbench.models.backbones import Backbone
 from workbench.models.embedder import Embedder, EmbeddingLoss
 from workbench.recipes.single.single_run import Scored, SingleRun
 from workbench.runs import files
+from workbench.runs.resume_command import resume_command
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
@@ -159,7 +160,7 @@ def kept_negatives(run: Run, callback: Callback, train: PairSet, mine: Callable[
         unit_NK = load_file(path)["unit_NK"].numpy()
     except (SafetensorError, OSError, KeyError) as error:
         raise FileError(
-            f"{path}: damaged ({error}). Delete it, and write --resume to mine the same negatives."
+            f"{path}: damaged ({error}). Delete it, and mine the same negatives: {resume_command(run.home)}"
         ) from None
     return train.with_negatives([units[units != NO_NEGATIVE] for units in unit_NK])
 

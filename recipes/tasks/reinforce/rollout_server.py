@@ -16,6 +16,7 @@ from workbench.evaluation.served_sampler import ServedPolicy, ServedSampler
 from workbench.models.exported import ExportedModel
 from workbench.runs import openai_client
 from workbench.runs.openai_client import OpenAIClient
+from workbench.runs.resume_command import resume_command
 from workbench.runs.run_directory import Run
 
 FOLDER = "rollouts"
@@ -32,7 +33,7 @@ def opened(config: RunConfig) -> Iterator[OpenAIClient | None]:
         yield None
         return
     with OpenAIClient.of(
-        url, key="reinforce.rollouts.url", kept="a run keeps what it has learnt, for --resume"
+        url, key="reinforce.rollouts.url", kept=f"a run keeps what it has learnt: {resume_command()}"
     ) as server:
         yield server
 

@@ -78,7 +78,7 @@ def test_a_member_goes_on_with_those_that_it_trains_with_alone(tmp_path: Path) -
     member = run.child("members/one").path
     run.close()
     (member / "config.yaml").write_bytes((tmp_path / "run" / "config.yaml").read_bytes())
-    with pytest.raises(ResumeError, match=f"Resume them together: --out {tmp_path / 'run'} --resume"):
+    with pytest.raises(ResumeError, match=f"Resume them together: workbench run .* --out {tmp_path / 'run'} --resume"):
         run_directory.start(member, CONFIG, resume=True)
     assert run_directory.whole(member) == tmp_path / "run" == run_directory.whole(tmp_path / "run")
     assert run_directory.whole(tmp_path / "members" / "one") == tmp_path / "members" / "one", "a run in such a folder"

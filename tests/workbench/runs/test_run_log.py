@@ -116,7 +116,10 @@ def test_a_run_keeps_what_it_says_and_goes_on_with_it(
     assert told.out == "" and [line for line in told.err.splitlines() if line.startswith(("step", "Run"))] == [
         line for line in lines if line.startswith(("step", "Run"))
     ]
-    assert lines[0] == f"Run directory: {out}" and lines[-1] == f"Continue with: --out {out} --resume"
+    assert (
+        lines[0] == f"Run directory: {out}"
+        and lines[-1] == f"Continue with: workbench run {out}/config.yaml --out {out} --resume"
+    )
     workbench.run("sft/quickstart", words, out=out, resume=True, quiet=True)
     more = _lines(out)
     assert more[: len(lines)] == lines and more[len(lines)] == lines[0]

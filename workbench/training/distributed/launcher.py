@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError, Stopped, WorkbenchError
+from workbench.runs.resume_command import resume_command
 
 LOOK = 0.1
 """Seconds between two looks at whether all live."""
@@ -91,9 +92,11 @@ def _first_of(failed: Any, folder: Path) -> Exception:
     mistakes = [each for each in errors if each[2].startswith(MISTAKE)]
     killed = [rank for rank, status in exits.items() if status < 0 and status != -signal.SIGTERM]
     if killed and not mistakes:
+        runs = sys.argv[1:2] == ["run"]
+        again = f"Continue with: {resume_command()}" if runs else "Repeat the command."
         return RankError(
             f"Process {killed[0]} was ended by signal {-exits[killed[0]]} and could say nothing: killed, or out of "
-            "memory. The others were ended, too; what was saved is good. Continue with --resume."
+            f"memory. The others were ended, too; what was saved is good. {again}"
         )
     if not errors:
         return RankError(f"Process {min(exits)} ended with status {exits[min(exits)]} and said nothing.")

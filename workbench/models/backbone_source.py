@@ -1,0 +1,87 @@
+"""Where a backbone is: a folder, or an id on the hub. Without torch, so that a wrong one is told at once."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from workbench.config import ModelConfig
+from workbench.config.yaml_text import read_yaml
+from workbench.data import starter
+from workbench.errors import BackboneError
+from workbench.runs import files, hub_connection
+
+UNREACHABLE = (
+    "the hub cannot be reached and the files are not cached. Write a folder as model.id, use the shipped `starter`, or "
+    "fetch it where there is a network: hf download {id}"
+)
+
+
+def source_path(config: ModelConfig) -> str:
+    """A folder, or an id on the hub; raises BackboneError where it can be neither, or the hub cannot be reached."""
+    location = starter.resolve(config.id)
+    folder = Path(location).expanduser()
+    looks_local = location.startswith((".", "/", "~")) or location.count("/") > 1
+    if looks_local and not folder.is_dir():
+        raise BackboneError(
+            f"model.id: no folder {config.id}. Write model.id=FOLDER with one that exists, a hub id such as "
+            "Qwen/Qwen3-0.6B, or `starter`."
+        )
+    if config.revision is not None and folder.is_dir():
+        raise BackboneError(
+            f"model.revision={config.revision} names a branch, tag or commit on the hub, but model.id={config.id} is a "
+            "folder. Leave model.revision out."
+        )
+    if not folder.is_dir() and not hub_connection.answers() and not _cached(location, config.revision):
+        raise BackboneError(f"model.id={config.id} cannot be loaded: {UNREACHABLE.format(id=config.id)}")
+    return str(folder) if looks_local else location
+
+
+def source_arguments(config: ModelConfig) -> dict[str, Any]:
+    """Further arguments of transformers' `from_pretrained`."""
+    here = Path(starter.resolve(config.id)).expanduser().is_dir()
+    return {
+        "revision": config.revision or "main",
+        "trust_remote_code": config.trust_remote_code,
+        "local_files_only": not here and not hub_connection.answers(),
+    }
+
+
+def _cached(name: str, revision: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+    except HFValidationError:
+        return True  # not a name that the hub could have, which is told where it is loaded
+
+
+def require_whole(config: ModelConfig) -> None:
+    """Refuse an adapter or a run directory in the place of a backbone; says what stands in that folder."""
+    folder = Path(source_path(config))
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return
+    run = folder if (folder / "config.yaml").is_file() else folder.parent
+    adapter = files.read_json((run / "adapter" if run == folder else folder) / "adapter_config.json")
+    if adapter and (run / "config.yaml").is_file():
+        under = shlex.quote(str(read_yaml(run / "config.yaml").get("model", {}).get("id", "BACKBONE")))
+        what = "is a run directory" if run == folder else f"is the adapter of the run {run}"
+        cure = f"`workbench merge {shlex.quote(str(run))} --out FOLDER`, then model.id=FOLDER"
+    elif adapter:
+        under = shlex.quote(str(adapter.get("base_model_name_or_path") or "BACKBONE"))
+        what, cure = (
+            f"is an adapter ({adapter.get('peft_type')} of PEFT)",
+            "add it to its backbone with PEFT's merge_and_unload",
+        )
+    elif run == folder and (folder / "adapter/config.json").is_file():
+        raise BackboneError(
+            f"model.id={config.id} is a run directory. Write model.id={shlex.quote(f'{folder}/adapter')}, its model."
+        )
+    else:
+        return
+    raise BackboneError(
+        f"model.id={config.id} {what}, not a backbone. Write model.id={under} for the backbone under it; to train on "
+        f"from backbone and adapter together, write {cure}."
+    )
