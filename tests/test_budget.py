@@ -178,9 +178,7 @@ def test_a_run_whose_time_is_over_while_it_is_scored_is_scored_later(
     tmp_path: Path, short_stories: str, clock: Clock
 ) -> None:
     out = tmp_path / "run"
-    with pytest.raises(
-        Stopped, match=r"Write budget\.time=\d+ or more .*\nContinue with: workbench run .* --out .* --resume"
-    ):
+    with pytest.raises(Stopped, match=r"Write budget\.time=\d+ or more .*\nContinue with: workbench run .* --resume"):
         train(out, short_stories, SlowAtTheEnd(clock))
     steps, saved = lines(out), (out / "adapter" / "adapter_model.safetensors").read_bytes()
     assert steps and not (out / "scores.json").exists()

@@ -22,6 +22,7 @@ from workbench.runs.trust import Trust
 def benchmark(
     run: Path | str,
     tasks: Sequence[str],
+    overrides: Sequence[str] = (),
     *,
     against: Path | str | None = None,
     limit: int | None = None,
@@ -36,6 +37,7 @@ def benchmark(
     Args:
         run: A run directory.
         tasks: Names that lm-eval knows, or YAML files of its form.
+        overrides: `model.id=FOLDER`, where the backbone has moved since.
         against: A run whose model is asked in place of the backbone.
         limit: Documents of each task; None: all.
         shots: Examples before a question; None: as the task says.
@@ -63,7 +65,8 @@ def benchmark(
     """
     run, against = Path(run), None if against is None else Path(against)
     asked = Benchmark(tuple(tasks), limit, shots, chat)
-    configs = {path: run_directory.shipped_config(path, Trust(trust)) for path in (run, against) if path is not None}
+    paths = [path for path in (run, against) if path is not None]
+    configs = {path: run_directory.shipped_config(path, Trust(trust), overrides) for path in paths}
     for path, config in configs.items():
         generate.require_text(config, path)
     benchmarks.require(asked)

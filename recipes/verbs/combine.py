@@ -37,6 +37,7 @@ class Combined:
 
 def combine_runs(
     runs: Sequence[Path | str],
+    overrides: Sequence[str] = (),
     *,
     weights: Sequence[float],
     out: Path | str,
@@ -49,6 +50,7 @@ def combine_runs(
 
     Args:
         runs: Run directories.
+        overrides: `model.id=FOLDER`, where the backbone has moved since.
         weights: One factor for each run.
         out: Run directory to write; it must not exist.
         rank: Keep no more ranks of the sum in a layer; None keeps all, so that the sum is exact.
@@ -71,7 +73,7 @@ def combine_runs(
         raise ConfigError(f"--weights has {len(weights)} numbers for {len(sources)} runs. Write one for each.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
-    configs = [run_directory.shipped_config(run, Trust(trust)) for run in sources]
+    configs = [run_directory.shipped_config(run, Trust(trust), overrides) for run in sources]
     for source, config in zip(sources, configs, strict=True):
         if isinstance(config.adapter, Full):
             raise ConfigError(f"{source} is fully trained: it has no adapter. Combine LoRA runs.")

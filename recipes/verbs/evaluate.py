@@ -35,7 +35,7 @@ def evaluate(run: Path | str, overrides: Sequence[str] = (), *, trust: bool = Fa
     Args:
         run: A run directory.
         overrides: `key=value` words of sections data and evaluate. `data.test=FILE` names the rows to score; without
-            it the held-out ones are.
+            it the held-out ones are. `model.id=FOLDER` where the backbone has moved since.
         trust: Execute the Python code that the run's config.yaml names.
 
     Returns:
@@ -66,9 +66,11 @@ def evaluate(run: Path | str, overrides: Sequence[str] = (), *, trust: bool = Fa
 
 def asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool) -> RunConfig:
     """The configuration of a run with overrides that leave what was trained as it is."""
-    before = run_directory.shipped_config(run, Trust(trust))
+    moved = [word for word in overrides if word.startswith("model.id=")]
+    before = run_directory.shipped_config(run, Trust(trust), moved)
     # Devices share no weights here, so that settings may ask for what the layout of the training could not.
-    values = override(before.model_dump(mode="json", exclude={"distributed"}), list(overrides))
+    changes = [word for word in overrides if word not in moved]
+    values = override(before.model_dump(mode="json", exclude={"distributed"}), changes)
     config = parse(RunConfig, values, source="the command line")
     own = (*config.task.sections, *([config.task.name] if config.task.section else ()))
     decided = (*(name for name in own if name not in _JUDGING), *(config.over.sections if config.over else ()))
@@ -80,7 +82,7 @@ def asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool)
         raise ConfigError(
             f"{verb} cannot change {changed[0]}: the adapter was trained with it. Leave it out, or start a new run."
         )
-    named = {word.partition("=")[0].partition(".")[0] for word in overrides}
+    named = {word.partition("=")[0].partition(".")[0] for word in changes}
     if unread := [name for name in _OF_TRAINING if name in named]:
         raise ConfigError(f"{verb} trains nothing, and {unread[0]} is about training alone. Leave it out.")
     return config

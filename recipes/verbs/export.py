@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,6 +73,7 @@ class Exported:
 
 def export(
     run: Path | str,
+    overrides: Sequence[str] = (),
     *,
     to: str,
     out: Path | str,
@@ -87,6 +88,7 @@ def export(
 
     Args:
         run: A run directory.
+        overrides: `model.id=FOLDER`, where the backbone has moved since.
         to: `peft`, `merged`, `gguf`, `ollama`, `vllm`, `sglang` or `onnx`.
         out: Folder to write; it must not exist.
         normalise: Write the adapter as plain LoRA of one rank with scale 1.
@@ -126,7 +128,7 @@ def export(
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
     if push is not None:
         card.require_repository_name(push)
-    config = run_directory.shipped_config(run, Trust(trust))
+    config = run_directory.shipped_config(run, Trust(trust), overrides)
     forms, full = target.forms, isinstance(config.adapter, Full)
     if "whole" not in forms and (whole or full):
         why = "--merge asks for a whole model" if whole else f"{run} is fully trained and has no adapter"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,8 @@ class Wishes:
     """Bytes of the device; None: what is free here."""
     time: str | None = None
     """As `budget.time`; None: one pass over the rows, or what the shipped recipe does."""
+    overrides: Sequence[str] = ()
+    """`key=value` words on top of the answers."""
 
 
 def suggested(rows: str) -> str:
@@ -133,6 +135,7 @@ def _words(wishes: Wishes) -> Iterator[str]:
         yield f"train.learning_rate={RATE}"
     if wishes.time is not None:
         yield f"budget.time={wishes.time}"
+    yield from wishes.overrides
 
 
 def _with_lengths(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
@@ -154,7 +157,7 @@ def _with_lengths(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
 
 
 def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{units.duration(seconds)} a step, "
+    return f"{units.duration(seconds)} a step, " if seconds else ""
 
 
 def commented(text: str, comments: Mapping[str, str]) -> str:

@@ -131,6 +131,7 @@ def _cell(value: Any) -> Any:
 def generate(
     run: Path | str,
     prompt: str,
+    overrides: Sequence[str] = (),
     *,
     max_new_tokens: int = 256,
     trust: bool = False,
@@ -141,6 +142,7 @@ def generate(
     Args:
         run: A run directory.
         prompt: What a user would say; the beginning of a text, where the run learnt raw text.
+        overrides: `model.id=FOLDER`, where the backbone has moved since.
         max_new_tokens: Of the answer.
         trust: Execute the Python code that the run's config.yaml names.
         write: Called with each piece of the answer as it comes.
@@ -159,7 +161,7 @@ def generate(
         True
     """
     run = Path(run)
-    model = load_run(run, trust=trust)
+    model = load_run(run, overrides, trust=trust)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
     question = (
         Example("the prompt", text=((prompt, False),))
@@ -190,11 +192,12 @@ class Pieces(TextStreamer):
         self.write(text)
 
 
-def load_run(run: Path | str, *, trust: bool = False) -> ExportedModel:
+def load_run(run: Path | str, overrides: Sequence[str] = (), *, trust: bool = False) -> ExportedModel:
     """The model that a finished run shipped: its adapter over a freshly loaded backbone, in evaluation mode.
 
     Args:
         run: A run directory.
+        overrides: `model.id=FOLDER`, where the backbone has moved since.
         trust: Execute the Python code that the run's config.yaml names.
 
     Returns:
@@ -212,7 +215,7 @@ def load_run(run: Path | str, *, trust: bool = False) -> ExportedModel:
         torch.Size([1, 4, 6144])
     """
     run = Path(run)
-    config = run_directory.shipped_config(run, Trust(trust))
+    config = run_directory.shipped_config(run, Trust(trust), overrides)
     require_text(config, run)
     return exported.load(run, config)
 

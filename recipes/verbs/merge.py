@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,21 +26,32 @@ class Merged:
 
     agreement: OutputError
     sentence: str
+    rounded: OutputError | None = None
+    """Error of rounding the backbone alone, with the adapter beside it; None where nothing is rounded."""
 
 
-def merge(run: Path | str, *, out: Path | str, weights: str = "bfloat16", trust: bool = False) -> Merged:
+def merge(
+    run: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    out: Path | str,
+    weights: str = "bfloat16",
+    trust: bool = False,
+) -> Merged:
     """Write backbone and adapter as one stock Hugging Face model, and compare it, reloaded, with the two.
 
     A quantised backbone is dequantised first: the merged weights are those that the adapter was trained on.
 
     Args:
         run: A run directory.
+        overrides: `model.id=FOLDER`, where the backbone has moved since.
         out: Folder for the model; it must not exist.
         weights: Their precision: `float32`, `bfloat16` or `float16`.
         trust: Execute the Python code that the run's config.yaml names.
 
     Returns:
-        The `agreement` of the outputs on held-out rows, and a `sentence` on how the model came to be.
+        The `agreement` of the outputs on held-out rows, that of the unmerged adapter over a `rounded` backbone, and a
+        `sentence` on how the model came to be.
 
     Raises:
         ConfigError: The method is no update of the weights, the run has several models, or `out` exists.
@@ -58,7 +70,7 @@ def merge(run: Path | str, *, out: Path | str, weights: str = "bfloat16", trust:
         raise ConfigError(f"--weights {weights}: expected {', '.join(DTYPES)}.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
-    config = run_directory.shipped_config(run, Trust(trust))
+    config = run_directory.shipped_config(run, Trust(trust), overrides)
     require_one_model(run, config)
     files.require_writable(out)
     reference = implementation(config).outputs(run, config)
@@ -67,7 +79,20 @@ def merge(run: Path | str, *, out: Path | str, weights: str = "bfloat16", trust:
         reference.save(model, folder)
     del model
     stock = reload(out, reference, weights=weights)
-    return Merged(reference.error(stock, stock), added(config, weights) + reference.note)
+    agreement = reference.error(stock, stock)
+    del stock
+    rounded = (
+        None if weights == "float32" or isinstance(config.adapter, Full) else _rounded(run, config, reference, weights)
+    )
+    return Merged(agreement, added(config, weights) + reference.note, rounded)
+
+
+def _rounded(run: Path, config: RunConfig, reference: RunOutputs, weights: str) -> OutputError:
+    """Error of the adapter over a backbone in the precision `weights`: what rounding changes without a merge."""
+    packed = config.model.weights in QUANTISED
+    backbone = base_model(run, config, reference, weights=config.model.weights if packed else "float32")
+    backbone = reference.settle(backbone.to(DTYPES[weights]))  # type: ignore[arg-type]
+    return reference.error(adapters.load(backbone, run / "adapter"), backbone)
 
 
 def require_one_model(run: Path, config: RunConfig) -> None:

@@ -71,7 +71,7 @@ def serve_runs(
     """Serve runs until the process is asked to stop.
 
     Args:
-        sources: Run directories, or NAME=DIRECTORY.
+        sources: Run directories, or NAME=DIRECTORY; `model.id=FOLDER` where their backbone has moved since.
         trust: Execute the Python code that the run directories name.
         ready: Is told the address and the models once they answer.
     """
@@ -91,7 +91,10 @@ def serve_runs(
 def named(sources: Sequence[str], *, trust: bool) -> list[NamedRun]:
     """The runs by name; raises ConfigError where two have the same, or one answers nothing."""
     by_name: dict[str, NamedRun] = {}
+    moved = [source for source in sources if source.startswith("model.id=")]
     for source in sources:
+        if source in moved:
+            continue
         name, given, path = source.rpartition("=")
         run = Path(path)
         name = name if given else run.resolve().name
@@ -99,7 +102,7 @@ def named(sources: Sequence[str], *, trust: bool) -> list[NamedRun]:
             raise ConfigError(f"{source}: expected a run directory, or NAME=DIRECTORY.")
         if name in by_name:
             raise ConfigError(f"{source}: a run is called {name!r} already. Write NAME={path}.")
-        config = run_directory.shipped_config(run, Trust(trust))
+        config = run_directory.shipped_config(run, Trust(trust), moved)
         if not config.task.serves:
             raise ConfigError(
                 f"{run}: recipe {config.recipe} is not served. Runs of {names(lambda task: task.serves)} are; "

@@ -84,7 +84,8 @@ def win_rate(
     contest = Contest(tuple(score), judge, max_new_tokens, judge_timeout, None if out is None else Path(out))
     _require(contest)
     config = evaluate.asked_config(run, overrides, verb="evaluate", trust=trust)
-    other_config = run_directory.shipped_config(other, Trust(trust))
+    moved = [word for word in overrides if word.startswith("model.id=")]
+    other_config = run_directory.shipped_config(other, Trust(trust), moved)
     for each, path in ((config, run), (other_config, other)):
         generate.require_text(each, path)
     sources = reward_words.read(contest.score)

@@ -37,7 +37,7 @@ RUNS = {
     "holds a run": Case(
         "run my.yaml --out one",
         "one already holds a run",
-        "Write `workbench run my.yaml --out one --resume` to continue it",
+        "`workbench run my.yaml --out one --resume`",
     ),
     "nothing to resume": Case("run my.yaml --out two --resume", "two holds no run", "Leave --resume out"),
     "nothing to resume at all": Case("run my.yaml --resume", "runs/my holds no run", "Leave --resume out"),
@@ -95,7 +95,15 @@ RUNS = {
         lines([{"messages": [{"role": "assistant", "content": "a"}]}]),
     ),
     "evaluate: epochs": Case("evaluate one train.epochs=3", "evaluate trains nothing, and train is", "Leave it out"),
-    "evaluate: model": Case("evaluate one model.id=starter", "evaluate cannot change model", "Leave it out"),
+    "evaluate: model": Case("evaluate one model.weights=nf4", "evaluate cannot change model", "Leave it out"),
+    "another backbone given": Case("evaluate one model.id=starter", "this adapter does not fit", "it was trained on"),
+    **{
+        f"moved backbone: {command}": Case(
+            f"{command} model.id=/gone", "model.id: no folder /gone", "Write model.id=FOLDER"
+        )
+        for command in ("evaluate one", "generate one Hi", "merge one --out m", "export one --to peft --out m")
+    },
+    "no setting of a run": Case("generate one Hi adapter.rank=2", "one is read as it was trained", "leave everything"),
     "evaluate: key": Case("evaluate one data.tst=a", "the command line has 1 mistake: data.tst", "Did you mean `test`"),
     "evaluate: no file": Case("evaluate one data.test=row.jsonl", "row.jsonl: no such file", "`rows.jsonl`?"),
     "compare: no run": Case("compare one stories", "stories: not a run directory", "`workbench ls runs`"),
@@ -112,7 +120,9 @@ RUNS = {
     "ls: section": Case("ls adapters modle.id=stories", "modle: unknown key", "Did you mean `model`?"),
     "ls: value": Case("ls adapters adapter.rank=0", "adapter.rank", "greater than 0, found 0"),
     "ls: not a section": Case("ls adapters adapter=lora", "adapter: expected keys", "such as adapter.method"),
-    "ls: no backbone": Case("ls adapters model.id=./none", "model.id: no folder ./none", "Write an existing folder"),
+    "ls: no backbone": Case(
+        "ls adapters model.id=./none", "model.id: no folder ./none", "Write model.id=FOLDER with one that exists"
+    ),
     "ls: word": Case("ls adapters stories", "'stories': expected key=value", "such as train.epochs=3"),
     "cp: nothing": Case("cp none.yaml a.yaml", "none.yaml: no such file", "`workbench ls recipes`"),
     "plan: memory": Case("plan my.yaml --memory much", "--memory much", "such as 24GB"),

@@ -175,7 +175,7 @@ BACKBONES = {
     "template without turns": Case(TEMPLATE, "chat template of stories writes", "generation %}", file("t.jinja", "Hi")),
     "template empty": Case(TEMPLATE, "chat template of stories writes", "{% generation %}", file("t.jinja", "")),
     "template refuses": Case(TEMPLATE, "row 1: the chat template of", "Change the row", file("t.jinja", "{{ 1 / 0 }}")),
-    "missing": config("model.id=./none", "model.id: no folder ./none", "Write an existing folder"),
+    "missing": config("model.id=./none", "model.id: no folder ./none", "Write model.id=FOLDER with one that exists"),
     "offline": config("model.id=nobody/nothing", "model.id=nobody/nothing", "hf download nobody/nothing"),
     "empty": Case(LOAD, "model.id=./m", "Save or fetch all of it", lambda folder: (folder / "m").mkdir()),
     "no config": Case(LOAD, "no config (config.json)", "fetch all of it", backbone(removed("m/config.json"))),

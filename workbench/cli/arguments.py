@@ -76,10 +76,14 @@ Overrides = Annotated[
 RunSettings = Annotated[
     list[str] | None,
     typer.Argument(
-        help="key=value of data or evaluate, such as data.test=FILE or data.columns='{question: asked}'.",
+        help="key=value of data or evaluate, such as data.test=FILE or data.columns='{question: asked}'; "
+        "model.id=FOLDER if the backbone has moved.",
         show_default=False,
         autocompletion=complete_settings,
     ),
+]
+Moved = Annotated[
+    list[str] | None, typer.Argument(help="model.id=FOLDER if the backbone has moved.", show_default=False)
 ]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", autocompletion=complete_runs)]
 Trusted = Annotated[bool, typer.Option("--trust", help="Execute the Python code that the run's config.yaml names.")]

@@ -343,6 +343,8 @@ def merged(merged: Merged, out: Path) -> None:
     """Print a merge and its error."""
     _lines(f"{merged.sentence}\nModel: {out}")
     OUT.print(f"Against the unmerged model: {merged.agreement.sentence}")
+    if merged.rounded is not None:
+        OUT.print(f"Rounding the backbone alone, unmerged: {merged.rounded.sentence} --weights float32 rounds nothing.")
 
 
 def exported(exported: Exported, out: Path) -> None:

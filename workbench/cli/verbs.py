@@ -17,6 +17,7 @@ import typer
 
 from workbench.cli.arguments import (
     Devices,
+    Moved,
     Overrides,
     Recipe,
     RunFolder,
@@ -234,9 +235,9 @@ def evaluate(
     if devices is not None and (tasks is not None or against is not None):
         raise ConfigError("--tasks and --against ask on one device. Leave --devices out.")
     if tasks is not None:
-        if overrides or score or judge is not None or out is not None:
-            raise ConfigError("--tasks takes no settings, --score, --judge or --out. Leave them out.")
-        _ask_tasks(run, tasks, against, limit=limit, shots=shots, chat=chat, trust=trust)
+        if score or judge is not None or out is not None:
+            raise ConfigError("--tasks takes no --score, --judge or --out. Leave them out.")
+        _ask_tasks(run, tasks, overrides or (), against, limit=limit, shots=shots, chat=chat, trust=trust)
         return
     if limit is not None or shots is not None or chat:
         raise ConfigError("--limit, --shots and --chat are of tasks. Write --tasks NAME as well.")
@@ -310,7 +311,15 @@ def _launched(devices: int | None) -> bool:
 
 
 def _ask_tasks(
-    run: Path, tasks: str, against: Path | None, *, limit: int | None, shots: int | None, chat: bool, trust: bool
+    run: Path,
+    tasks: str,
+    overrides: Sequence[str],
+    against: Path | None,
+    *,
+    limit: int | None,
+    shots: int | None,
+    chat: bool,
+    trust: bool,
 ) -> None:
     """Print the scores of tasks before and after, or of two runs."""
     from workbench.cli import render
@@ -320,7 +329,7 @@ def _ask_tasks(
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
     if not names:
         raise ConfigError("--tasks: expected a name or a YAML file.")
-    task_scores = benchmark(run, names, against=against, limit=limit, shots=shots, chat=chat, trust=trust)
+    task_scores = benchmark(run, names, overrides, against=against, limit=limit, shots=shots, chat=chat, trust=trust)
     render.tasks([task_sections.benchmark_row(each.row()) for each in task_scores], before=str(against or "backbone"))
 
 
@@ -328,6 +337,7 @@ def _ask_tasks(
 def generate(
     run: RunFolder,
     prompt: Annotated[str, typer.Argument(help="What a user would say.")],
+    overrides: Moved = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     trust: Trusted = False,
 ) -> None:
@@ -335,7 +345,14 @@ def generate(
     with importing():
         from workbench.recipes.verbs.generate import generate as answer
 
-    answer(run, prompt, max_new_tokens=max_new_tokens, trust=trust, write=partial(print, end="", flush=True))
+    answer(
+        run,
+        prompt,
+        overrides or (),
+        max_new_tokens=max_new_tokens,
+        trust=trust,
+        write=partial(print, end="", flush=True),
+    )
     print()
 
 
@@ -382,7 +399,7 @@ def sample(
 
 @app.command()
 def serve(
-    runs: Annotated[list[str], typer.Argument(help="Run directories, or NAME=DIRECTORY.")],
+    runs: Annotated[list[str], typer.Argument(help="Run directories, or NAME=DIRECTORY; model.id=FOLDER if moved.")],
     host: Annotated[str, typer.Option(help="Address to listen at; one open to others needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar="WORKBENCH_API_KEY", help="Bearer token of clients.")] = None,
@@ -457,6 +474,7 @@ def ui(
 def merge(
     run: RunFolder,
     out: Annotated[Path, typer.Option(help="Folder for the merged model.")],
+    overrides: Moved = None,
     weights: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     trust: Trusted = False,
 ) -> None:
@@ -465,7 +483,7 @@ def merge(
         from workbench.cli import render
         from workbench.recipes.verbs.merge import merge as merge_run
 
-    render.merged(merge_run(run, out=out, weights=weights, trust=trust), out)
+    render.merged(merge_run(run, overrides or (), out=out, weights=weights, trust=trust), out)
 
 
 @app.command()
@@ -473,6 +491,7 @@ def export(
     run: RunFolder,
     to: Annotated[str, typer.Option(help="peft, merged, gguf, ollama, vllm, sglang or onnx.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
+    overrides: Moved = None,
     normalise: Annotated[bool, typer.Option("--normalise", help="Write plain LoRA of one rank, scale 1.")] = False,
     merge: Annotated[bool, typer.Option("--merge", help="One whole model instead of an adapter.")] = False,
     weights: Annotated[str | None, typer.Option(help="float32, bfloat16 (default) or float16; onnx: float32.")] = None,
@@ -486,14 +505,26 @@ def export(
 
     command = shlex.join(["workbench", *sys.argv[1:]])
     exported_run = export_run(
-        run, to=to, out=out, normalise=normalise, whole=merge, weights=weights, push=push, trust=trust, command=command
+        run,
+        overrides or (),
+        to=to,
+        out=out,
+        normalise=normalise,
+        whole=merge,
+        weights=weights,
+        push=push,
+        trust=trust,
+        command=command,
     )
     render.exported(exported_run, out)
 
 
 @app.command()
 def combine(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories with LoRA adapters over one backbone.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Run directories with LoRA adapters over one backbone; model.id=FOLDER if moved."),
+    ],
     weights: Annotated[str, typer.Option(help="A factor for each run, such as 0.5,0.5.")],
     out: Annotated[Path, typer.Option(help="Run directory to write.")],
     rank: Annotated[int | None, typer.Option(min=1, help="Keep no more ranks; without it the sum is exact.")] = None,
@@ -504,7 +535,9 @@ def combine(
         from workbench.cli import render
         from workbench.recipes.verbs.combine import combine_runs
 
-    render.combined(combine_runs(runs, weights=weights_of(weights), rank=rank, out=out, trust=trust), out)
+    moved = [word for word in runs if word.startswith("model.id=")]
+    runs = [word for word in runs if word not in moved]
+    render.combined(combine_runs(runs, moved, weights=weights_of(weights), rank=rank, out=out, trust=trust), out)
 
 
 @app.command()
@@ -603,6 +636,7 @@ def cp(recipe: Recipe, file: Annotated[Path, typer.Argument(help="The YAML file 
 @app.command()
 def init(
     out: Annotated[Path, typer.Argument(help="The recipe to write.")] = Path("my.yaml"),
+    overrides: Overrides = None,
     rows: Annotated[str | None, typer.Option(help="A file, a folder, or a hub data set.")] = None,
     goal: Annotated[str | None, typer.Option(help="answers, classes, folds, judged, rewards, embeddings ...")] = None,
     model: Annotated[str | None, typer.Option(help="A folder or a hub id; starter: the shipped one.")] = None,
@@ -632,7 +666,7 @@ def init(
     memory = memory or answer("Memory of the device (such as 24GB; here: what is free on this machine)", "here")
     time = time or answer("Longest time (such as 90m; none: no limit)", "none")
     size = None if memory == "here" else units.byte_size(memory, name="--memory")
-    summary = write(Wishes(rows, goal, model, size, None if time == "none" else time), out)
+    summary = write(Wishes(rows, goal, model, size, None if time == "none" else time, overrides or ()), out)
     typer.echo(f"{out} written: {summary}.\nNext: workbench check {out}, then: workbench run {out}")
 
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache
 from importlib import metadata
@@ -227,8 +227,12 @@ def read_config(path: Path, trusted: Trust | None = None) -> RunConfig:
     return config
 
 
-def shipped_config(path: Path, trusted: Trust | None = None) -> RunConfig:
-    """As `read_config`, for the adapter that a run ships: of a sweep, the configuration of its best member."""
+def shipped_config(path: Path, trusted: Trust | None = None, overrides: Sequence[str] = ()) -> RunConfig:
+    """As `read_config`, for the adapter that a run ships: of a sweep, the configuration of its best member.
+
+    Args:
+        overrides: `model.id=FOLDER`, where the backbone has moved since.
+    """
     given = trusted or Trust()
     over = read_config(path, given).over
     if over is not None and not over.ships:
@@ -237,7 +241,16 @@ def shipped_config(path: Path, trusted: Trust | None = None) -> RunConfig:
         hint = f"Name one of them, as {path / 'members' / names[0]} ({shown})." if names else "None has begun yet."
         raise ConfigError(f"{path}: a fleet ships no adapter; each of its members does. {hint}")
     values = shipped_values(path)
-    return _parsed(values if given.given else trust.without(values, path, given), path, values, given)
+    config = _parsed(values if given.given else trust.without(values, path, given), path, values, given)
+    for word in overrides:
+        key, _, place = word.partition("=")
+        if key != "model.id" or not place:
+            raise ConfigError(
+                f"{word}: {path} is read as it was trained. Write model.id=FOLDER where its backbone has moved; leave "
+                "everything else out."
+            )
+        config = config.model_copy(update={"model": config.model.model_copy(update={"id": place, "revision": None})})
+    return config
 
 
 def whole(path: Path) -> Path:

@@ -326,7 +326,9 @@ def test_offline_the_cure_is_named() -> None:
 
 @pytest.mark.parametrize("name", ["./nothing", "/no/such/folder", "~/no-such-folder", "a/b/c"])
 def test_a_folder_that_is_not_there(name: str) -> None:
-    with pytest.raises(BackboneError, match=f"model.id: no folder {name}. Write an existing folder, a hub id"):
+    with pytest.raises(
+        BackboneError, match=f"model.id: no folder {name}. Write model.id=FOLDER with one that exists, a hub id"
+    ):
         backbones.tokenizer(ModelConfig(id=name))
 
 
