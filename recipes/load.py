@@ -13,7 +13,7 @@ from workbench.config.yaml_text import read_yaml
 from workbench.data import hub_datasets
 from workbench.data.source_files import data_files, local_path
 from workbench.errors import ConfigError
-from workbench.models.backbone_source import require_whole
+from workbench.models.backbone_source import require_there
 
 Recipe: TypeAlias = RunConfig | Path | str
 """A configuration, a YAML file, or the name of a shipped recipe such as `sft/quickstart`."""
@@ -49,7 +49,7 @@ def load(recipe: Recipe, overrides: Sequence[str] = ()) -> RunConfig:
 def require_found(config: RunConfig) -> None:
     """Refuse rows and a backbone that are nowhere, before torch is imported to read them."""
     if config.model.id not in (TEACHER, STUDENT):
-        require_whole(config.model)
+        require_there(config.model)
     data = config.data
     sources = [data.train, *(each.path for each in data.sources.values())]
     for scored in (data.held_out, data.test):

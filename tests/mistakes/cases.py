@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import workbench
+from tests.mistakes.remedies import assert_keys, assert_remedies
 from workbench.cli.verbs import main
 from workbench.errors import WorkbenchError
 from workbench.recipes.load import load
@@ -100,6 +101,7 @@ def assert_refused(
     told = capsys.readouterr()
     assert ended.value.code == 2
     assert_told(case, told.out, told.err)
+    assert_keys(told.err)
     assert_nothing_left(folder, before)
 
 
@@ -109,6 +111,7 @@ def refusal(command: str) -> str | None:
     try:
         load(recipe, overrides)
     except WorkbenchError as error:
+        assert_remedies(command, str(error))
         return " ".join(str(error).split())
     return None
 
@@ -122,6 +125,7 @@ def assert_refused_with(
         main()
     told = " ".join(capsys.readouterr().err.split())
     assert ended.value.code == 2 and all(word in told for word in words), told
+    assert_keys(told)
 
 
 def trained(recipe: str, rows: Iterable[Any], folder: Path, stories: str) -> Path:

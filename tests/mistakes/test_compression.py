@@ -15,12 +15,12 @@ OWN = "check my.yaml distributed.deepspeed=ds.json"
 CASES = {
     "no such key": Case(f"{LONG} distributed.compression.gradient=powersgd", "compression.gradient", "`gradients`"),
     "no such kind": Case(f"{LONG} distributed.compression.gradients=int3", "compression.gradients", "'powersgd'"),
-    "int8 sums": Case(f"{LONG} distributed.compression.gradients=int8", "no int8 sums", "Write gradients=powersgd"),
-    "1-bit Adam": Case(f"{LONG} distributed.compression.gradients=onebit", "no 1-bit", "Write gradients=powersgd"),
+    "int8 sums": Case(f"{LONG} distributed.compression.gradients=int8", "no int8 sums", "gradients=powersgd"),
+    "1-bit Adam": Case(f"{LONG} distributed.compression.gradients=onebit", "no 1-bit", "gradients=powersgd"),
     "nothing to do": Case(
         f"{LONG} distributed.compression.warm_up=9", "warm_up would change nothing", "gradients=powersgd"
     ),
-    "no warm-up": Case(f"{LOW_RANK} distributed.compression.warm_up=0", "after 2 steps or more", "Write warm_up=2"),
+    "no warm-up": Case(f"{LOW_RANK} distributed.compression.warm_up=0", "after 2 steps or more", "warm_up=2"),
     "one device": Case(
         "run my.yaml train.steps=1000 distributed.compression.gradients=bfloat16",
         "between devices, and there is one",
@@ -36,7 +36,7 @@ CASES = {
         SHARED % "gradients: powersgd", "is of whole gradients, and fsdp2", "compression.gradients=bfloat16"
     ),
     "weights that all hold": Case(
-        f"{LONG} distributed.compression.weights=int8", "compression.weights=int8 is a part", "Write zero=3"
+        f"{LONG} distributed.compression.weights=int8", "compression.weights=int8 is a part", "distributed.zero=3"
     ),
     "ZeRO++ of another engine": Case(SHARED % "gradients: int4", "gradients=int4 is a part", "engine=deepspeed"),
     "weights of ZeRO++": Case(

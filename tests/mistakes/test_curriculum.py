@@ -19,7 +19,7 @@ TEXTS = lines(
 )
 CASES = {
     "settings of none": Case(f"{CHECK} {PLACE}.start=0.2", "by=none orders nothing", f"Write {ON}"),
-    "stages of a root": Case(f"{CHECK} {ON} {PLACE}.stages=3", "stages are for pace=step", "Write pace=step"),
+    "stages of a root": Case(f"{CHECK} {ON} {PLACE}.stages=3", "stages are for pace=step", "curriculum.pace=step"),
     "all open": Case(f"{CHECK} {ON} {PLACE}.start=1", "opens all rows at once", f"{PLACE}.start=0.1"),
     "in percent": Case(f"{CHECK} {ON} {PLACE}.start=10", f"{PLACE}.start", "1"),
     "no such difficulty": Case(f"{CHECK} {PLACE}.by=size", f"{PLACE}.by", "'length'"),
@@ -81,21 +81,21 @@ CASES = {
     "loss in a sweep": Case(
         f"{CHECK} recipe=sweep of=classify sweep.over={OVER} {PLACE}.by=loss",
         "a sweep has several",
-        "Write by=length",
+        "curriculum.by=length",
     ),
     "loss in shares": Case(
         f"{CHECK} recipe=classify {PLACE}.by=loss distributed.zero=3", "distributed cuts it", "Write distributed.zero=0"
     ),
     "perplexity in a sweep": Case(
-        f"{CHECK} recipe=sweep sweep.over={OVER} {PLACE}.by=perplexity", "a sweep has several", "Write by=length"
+        f"{CHECK} recipe=sweep sweep.over={OVER} {PLACE}.by=perplexity", "a sweep has several", "curriculum.by=length"
     ),
     "a sweep at its own pace": Case(
-        f"{CHECK} recipe=sweep sweep.over={OVER} {PLACE}.by=self_paced", "a sweep has several", "Write by=length"
+        f"{CHECK} recipe=sweep sweep.over={OVER} {PLACE}.by=self_paced", "a sweep has several", "curriculum.by=length"
     ),
     "a student at its own pace": Case(
         f"{CHECK} recipe=distill distill.teacher.id=backbone {PLACE}.by=self_paced",
         "a distillation has several",
-        "Write by=length",
+        "curriculum.by=length",
     ),
     "a backbone in shares": Case(
         f"{CHECK} {PLACE}.by=perplexity distributed.zero=3", "distributed cuts it", "Write distributed.zero=0"

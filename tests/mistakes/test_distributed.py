@@ -17,7 +17,7 @@ CASES = {
     "stages of shares": Case(f"check {STAGES} distributed.zero=2", "pipeline=2 gives each device", "Leave out zero"),
     "a plan of stages of one device": Case(f"plan {STAGES}", "groups of 2 devices, and there is one", "--devices 2"),
     "copies of deepspeed": Case(
-        "check my.yaml distributed.zero=3 distributed.replicas=2", "replicas=2 copies", "Write engine=fsdp2 and zero=3"
+        "check my.yaml distributed.zero=3 distributed.replicas=2", "replicas=2 copies", "fsdp2 and distributed.zero=3"
     ),
     "copies on one device": Case(
         "run my.yaml 'distributed={engine: fsdp2, zero: 3, replicas: 2}'", "distributed.replicas=2", "--devices 4"
@@ -60,7 +60,7 @@ CASES = {
         f"{CUT} distributed.engine=fsdp2 distributed.zero=3", "zero=3, engine=fsdp2", "Leave zero and engine out"
     ),
     "cut blocks and parts of rows": Case(
-        f"{CUT} distributed.sequence=2", "was not tried with sequence=2", "Leave sequence out, or write tensor=1"
+        f"{CUT} distributed.sequence=2", "was not tried with sequence=2", "or write distributed.tensor=1"
     ),
     "heads of cut blocks": Case(
         "check my.yaml distributed.tensor=3", "has 8, with 4 of keys", "distributed.tensor=2|4"

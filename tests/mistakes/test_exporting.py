@@ -91,7 +91,7 @@ CASES = {
         configured((r"  held_out: .*\n", ""), ("recipe: sft", "recipe: crossval"), *PLAIN),
     ),
     "no model": Case(
-        "export one --to gguf --merge --out x", "model.id: no folder ./gone", "Write an existing folder",
+        "export one --to gguf --merge --out x", "model.id: no folder ./gone", "Write model.id=FOLDER",
         configured((r"id: .*", "id: ./gone")),
     ),
     "no rows": Case(

@@ -24,7 +24,7 @@ CASES = {
         f"{LR} data.select.by=perplexity data.select.rows=5", "data.select.by=perplexity", "data.select.by=random"
     ),
     "an order by losses": Case(
-        f"{LR} data.curriculum.by=self_paced", "the search for a rate has several", "Write by=length"
+        f"{LR} data.curriculum.by=self_paced", "the search for a rate has several", "curriculum.by=length"
     ),
     "no rate": Case(f"{LR} --lowest 0", "--lowest 0", "Write --lowest 1e-4 --highest 1e-1"),
     "rates the wrong way round": Case(f"{LR} --lowest 1e-2 --highest 1e-4", "--highest 0.0001", "the higher one last"),

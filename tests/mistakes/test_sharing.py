@@ -15,14 +15,14 @@ CASES = {
     "8 bits in shares": (
         f"{ZERO3} model.weights=int8",
         "model.weights=int8 with zero=3",
-        "Write model.weights=nf4, which can be cut, or zero=2",
+        "Write model.weights=nf4, which can be cut, or distributed.zero=2",
     ),
     "8 bits in shares of torch": (f"{ZERO2} distributed.engine=fsdp2 model.weights=int8", "model.weights=int8", "nf4"),
     "8 bits in shares of a file": (f"distributed.deepspeed={CUT} model.weights=int8", "model.weights=int8", "nf4"),
     "4 bits in shares, looked at": (
         f"{ZERO3} model.weights=nf4 'adapter={{method: dora}}'",
         "adapter.method=dora may look at weights before they are packed",
-        "Write adapter.method=lora|rslora|lora+, or zero=2",
+        "Write adapter.method=lora|rslora|lora+, or distributed.zero=2",
     ),
     "no stage of torch": ("distributed.engine=fsdp2", "engine=fsdp2 shares what zero=2 or zero=3 does", "zero is 0"),
     "half in the host's memory": (
@@ -62,13 +62,13 @@ CASES = {
         "average.method=ema goes with whole weights",
         "Write average.method=none",
     ),
-    "sharpness": (f"{ZERO2} optimizer.sam=0.05", "optimizer.sam", "or zero=0"),
+    "sharpness": (f"{ZERO2} optimizer.sam=0.05", "optimizer.sam", "distributed.zero=0"),
     "method that looks at gradients": (
         f"{ZERO2} 'adapter={{method: adalora}}'",
         "adapter.method=adalora",
-        "Write zero=0",
+        "distributed.zero=0",
     ),
-    "moving freeze": (f"{ZERO2} freeze.policy=lisa", "freeze.policy=lisa", "Write freeze.policy=static with zero=2"),
+    "moving freeze": (f"{ZERO2} freeze.policy=lisa", "freeze.policy=lisa", "policy=static with distributed.zero=2"),
     "frozen blocks that are cut": (
         f"{ZERO3} 'adapter={{method: linear-probe}}' freeze.cache=memory",
         "freeze.cache=memory runs frozen blocks by themselves",

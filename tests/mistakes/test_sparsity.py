@@ -36,7 +36,9 @@ CASES = {
         SPARSE % "share: 0.1" + " model.weights=nf4", "it compares single weights", "or adapter.method=lora"
     ),
     "rank of a matrix": Case(SPARSE % "rank: 4", "adapter.rank", "unknown key"),
-    "gradients in pieces": Case(SPARSE % "share: 0.1" + " distributed.zero=2", "looks at gradients", "Write zero=0"),
+    "gradients in pieces": Case(
+        SPARSE % "share: 0.1" + " distributed.zero=2", "looks at gradients", "distributed.zero=0"
+    ),
     "all of the gradient": Case(f"{CHECK} optimizer.gradient_share=1", "optimizer.gradient_share", "less than 1"),
     "none of the gradient": Case(f"{CHECK} optimizer.gradient_share=0", "optimizer.gradient_share", "greater than 0"),
     "a share in pieces": Case(
@@ -73,7 +75,9 @@ CASES = {
     "zeros that are mixed": Case(
         f"{FULL} optimizer.name=muon", "optimizer.name=muon moves a weight", "Write optimizer.name=adamw"
     ),
-    "zeros in pieces": Case(f"{FULL} distributed.zero=2", "adapter.sparsity keeps single weights", "write zero=0"),
+    "zeros in pieces": Case(
+        f"{FULL} distributed.zero=2", "adapter.sparsity keeps single weights", "distributed.zero=0"
+    ),
     "another sparsity": Case(f"{CHECK} model.sparsity=1:4", "model.sparsity", "'2:4'"),
     "frozen zeros of all weights": Case(
         f"{TWO_OF_FOUR} adapter.method=full", "adapter.method=full trains such weights", "adapter.sparsity=0.5"

@@ -50,7 +50,7 @@ CASES = {
         f"{CHECK} {TILTED} {PLACE}.reference=backbone", "reference is for by=tokens", "Leave reference out"
     ),
     "tilt of tokens": Case(f"{CHECK} {TOKENS} {PLACE}.tilt=2", "tilt is for by=tilted", "Leave tilt out"),
-    "no tilt": Case(f"{CHECK} {TILTED} {PLACE}.tilt=0", "tilt=0 lets all rows count alike", "Write by=all"),
+    "no tilt": Case(f"{CHECK} {TILTED} {PLACE}.tilt=0", "tilt=0 lets all rows count alike", "data.sampling.by=all"),
     "too much tilt": Case(f"{CHECK} {TILTED} {PLACE}.tilt=1000", f"{PLACE}.tilt", "100"),
     "misspelt": Case(f"{CHECK} {PLACE}.by=token", f"{PLACE}.by", "'tokens'"),
     "a pool": Case(f"{CHECK} {TILTED} {PLACE}.pool=4", "pool is for by=importance|selective", "Leave pool out"),

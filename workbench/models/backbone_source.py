@@ -19,7 +19,7 @@ UNREACHABLE = (
 
 
 def source_path(config: ModelConfig) -> str:
-    """A folder, or an id on the hub; raises BackboneError where it can be neither, or the hub cannot be reached."""
+    """A folder, or an id on the hub; raises BackboneError where it can be neither."""
     location = starter.resolve(config.id)
     folder = Path(location).expanduser()
     looks_local = location.startswith((".", "/", "~")) or location.count("/") > 1
@@ -33,8 +33,6 @@ def source_path(config: ModelConfig) -> str:
             f"model.revision={config.revision} names a branch, tag or commit on the hub, but model.id={config.id} is a "
             "folder. Leave model.revision out."
         )
-    if not folder.is_dir() and not hub_connection.answers() and not _cached(location, config.revision):
-        raise BackboneError(f"model.id={config.id} cannot be loaded: {UNREACHABLE.format(id=config.id)}")
     return str(folder) if looks_local else location
 
 
@@ -58,8 +56,16 @@ def _cached(name: str, revision: str | None) -> bool:
         return True  # not a name that the hub could have, which is told where it is loaded
 
 
+def require_there(config: ModelConfig) -> None:
+    """Refuse what is no backbone, and a hub that cannot be reached, before anything is loaded."""
+    require_whole(config)
+    source = source_path(config)
+    if not Path(source).is_dir() and not hub_connection.answers() and not _cached(source, config.revision):
+        raise BackboneError(f"model.id={config.id} cannot be loaded: {UNREACHABLE.format(id=config.id)}")
+
+
 def require_whole(config: ModelConfig) -> None:
-    """Refuse an adapter or a run directory in the place of a backbone; says what stands in that folder."""
+    """Refuse an adapter, and a run directory, in the place of a backbone."""
     folder = Path(source_path(config))
     if not folder.is_dir() or (folder / "config.json").is_file():
         return

@@ -47,7 +47,7 @@ def _check(config: RunSections) -> Iterator[str]:
     if config.regularise.mixout and config.reinforce.remembers:
         yield (
             "regularise.mixout moves values in each step, and reinforce compares probabilities with those before the "
-            "first update. Leave it out, or write reinforce.updates=1 and kl=loss."
+            "first update. Leave it out, or write reinforce.updates=1 and reinforce.kl=loss."
         )
     if config.freeze.policy != "none" and config.freeze.observes == "activations":
         yield (

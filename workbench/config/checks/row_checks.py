@@ -63,7 +63,10 @@ def curriculum_refusal(config: RunSections, recipe: str) -> str | None:
     """
     by = config.data.curriculum.by
     if config.data.curriculum.measured or by == "self_paced":
-        return f"by={by} asks the one model that trains, and {recipe} has several. Write by=length, column or function."
+        return (
+            f"by={by} asks the one model that trains, and {recipe} has several. Write data.curriculum.by=length, "
+            "column or function."
+        )
     return None
 
 

@@ -70,5 +70,7 @@ class DecontaminateConfig(Section):
         if twice:
             raise ValueError(f"against names {twice[0]} twice. Name it once.")
         if self.action == "off" and self.against:
-            raise ValueError("against is compared by no one with action=off. Write action=drop, refuse or keep.")
+            raise ValueError(
+                "against is compared by no one with action=off. Write data.decontaminate.action=drop, refuse or keep."
+            )
         return self

@@ -54,9 +54,16 @@ class CurriculumConfig(ConsistentSection):
             if given and self.by not in (key, "none"):
                 yield f"{key} is for by={key}, not for by={self.by}. Leave {key} out."
         if self.stages is not None and self.pace != "step":
-            yield f"stages are for pace=step, not for pace={self.pace}. Write pace=step, or leave stages out."
+            yield (
+                f"stages are for pace=step, not for pace={self.pace}. Write "
+                "data.curriculum.pace=step, or leave stages "
+                "out."
+            )
         if self.by != "none" and self.start == 1:
-            yield "start=1 opens all rows at once, which orders nothing. Write data.curriculum.start=0.1, or by=none."
+            yield (
+                "start=1 opens all rows at once, which orders nothing. Write "
+                "data.curriculum.start=0.1, or data.curriculum.by=none."
+            )
 
     @property
     def graded(self) -> bool:

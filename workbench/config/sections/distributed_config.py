@@ -12,8 +12,10 @@ from workbench.schema import Section, Unit
 
 Place = Literal["none", "cpu", "nvme"]
 _GONE = {
-    "int8": "there are no int8 sums any more. Write gradients=powersgd or gradients=bfloat16, or with zero=3 int4",
-    "onebit": "DeepSpeed has no 1-bit optimizers any more (scripts/launch/FRAMEWORKS.md). Write gradients=powersgd",
+    "int8": "there are no int8 sums any more. Write distributed.compression.gradients=powersgd or "
+    "distributed.compression.gradients=bfloat16, or int4 with distributed.zero=3",
+    "onebit": "DeepSpeed has no 1-bit optimizers any more (scripts/launch/FRAMEWORKS.md). Write "
+    "distributed.compression.gradients=powersgd",
 }
 _NOT_WITH_TENSOR = {
     "zero": 0,
@@ -64,7 +66,10 @@ class CompressionConfig(Section):
             names = " and ".join(idle)
             raise ValueError(f"{names} would change nothing without gradients=powersgd. Write that, or leave it out.")
         if self.warm_up < 2:
-            raise ValueError(f"warm_up={self.warm_up}: PowerSGD begins after 2 steps or more. Write warm_up=2.")
+            raise ValueError(
+                f"warm_up={self.warm_up}: PowerSGD begins after 2 steps or more. Write "
+                "distributed.compression.warm_up=2."
+            )
         return self
 
 
@@ -136,17 +141,19 @@ class DistributedConfig(Section):
         gradients, weights = self.compression.gradients, self.compression.weights
         if self.compression.is_on and self.rows_together > 1:
             name = next(each for each in ("tensor", "pipeline", "sequence") if getattr(self, each) > 1)
-            raise ValueError(f"compression was not tried with {name}. Leave compression out, or write {name}=1.")
+            raise ValueError(
+                f"compression was not tried with {name}. Leave compression out, or write distributed.{name}=1."
+            )
         if gradients == "powersgd" and (self.zero != 0 or self.engine != "deepspeed"):
             raise ValueError(
                 f"compression.gradients=powersgd is of whole gradients, and {self.engine} with zero={self.zero} cuts "
-                "them. Write compression.gradients=bfloat16, or zero=0."
+                "them. Write distributed.compression.gradients=bfloat16, or distributed.zero=0."
             )
         if (gradients == "int4" or weights != "none") and (self.zero != 3 or self.engine != "deepspeed"):
             name = f"gradients={gradients}" if gradients == "int4" else f"weights={weights}"
             raise ValueError(
-                f"compression.{name} is a part of ZeRO++, which DeepSpeed has for zero=3. Write zero=3 and "
-                "engine=deepspeed, or leave it out."
+                f"compression.{name} is a part of ZeRO++, which DeepSpeed has for zero=3. Write distributed.zero=3 and "
+                "distributed.engine=deepspeed, or leave it out."
             )
         return self
 
@@ -158,10 +165,13 @@ class DistributedConfig(Section):
             if changed:
                 raise ValueError(
                     f"tensor={self.tensor} cuts weights, too, and was not tried with {', '.join(changed)}. "
-                    f"Leave {' and '.join(each.split('=')[0] for each in changed)} out, or write tensor=1."
+                    f"Leave {' and '.join(each.split('=')[0] for each in changed)} out, or write distributed.tensor=1."
                 )
         if self.zero == 0 and self.offload_optimizer != "none":
-            raise ValueError(f"offload_optimizer={self.offload_optimizer} is a part of ZeRO. Write zero=2 or zero=3.")
+            raise ValueError(
+                f"offload_optimizer={self.offload_optimizer} is a part of ZeRO. Write distributed.zero=2 or "
+                "distributed.zero=3."
+            )
         if self.zero not in ("auto", 3) and self.offload_parameters != "none":
             raise ValueError(f"offload_parameters={self.offload_parameters} needs zero=3, and zero is {self.zero}.")
         if self.zero not in ("auto", 3) and self.offload_optimizer == "nvme":
@@ -171,10 +181,12 @@ class DistributedConfig(Section):
         if self.replicas > 1 and self.engine != "fsdp2":
             raise ValueError(
                 f"replicas={self.replicas} copies weights that devices share by engine=fsdp2. "
-                "Write engine=fsdp2 and zero=3, or leave replicas out."
+                "Write distributed.engine=fsdp2 and distributed.zero=3, or leave replicas out."
             )
         if self.pipeline == 1 and self.schedule != "1f1b":
-            raise ValueError(f"schedule={self.schedule} is of a pipeline. Write pipeline=2, or leave schedule out.")
+            raise ValueError(
+                f"schedule={self.schedule} is of a pipeline. Write distributed.pipeline=2, or leave schedule out."
+            )
         if self.pipeline > 1 and (others := self._beside_pipeline()):
             beside = ", ".join(f"{name}={value}" for name, value in others.items())
             raise ValueError(
@@ -189,7 +201,7 @@ class DistributedConfig(Section):
             if self.offload_optimizer != self.offload_parameters:
                 raise ValueError(
                     "engine=fsdp2 leaves weights and the optimizer in the host's memory together. "
-                    "Write offload_parameters=cpu and offload_optimizer=cpu, or neither."
+                    "Write distributed.offload_parameters=cpu and distributed.offload_optimizer=cpu, or neither."
                 )
         if self.deepspeed is not None:
             written = self.model_fields_set - {"deepspeed"}

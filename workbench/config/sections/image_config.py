@@ -232,7 +232,7 @@ class AugmentConfig(ConsistentSection):
         if self.randaugment and self.trivialaugment:
             yield (
                 "randaugment and trivialaugment are two ways to draw the same operations. "
-                "Write randaugment=0 or trivialaugment=false."
+                "Write image.augment.randaugment=0 or image.augment.trivialaugment=false."
             )
         for name, needed in _NEEDS.items():
             if self.differs(name) and not any(self.differs(each) for each in needed):

@@ -213,5 +213,5 @@ class ReinforceConfig(Section):
             yield (
                 "reinforce compares probabilities with those before the first update, and noise changes them in each "
                 "pass. Write adapter.dropout=0 and model.dropout=false and a method without noise of its own, or "
-                "reinforce.updates=1, kl=loss and importance_cap=0."
+                "reinforce.updates=1, reinforce.kl=loss and reinforce.importance_cap=0."
             )

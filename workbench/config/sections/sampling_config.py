@@ -69,7 +69,7 @@ class SamplingConfig(ConsistentSection):
         if self.by == "tokens" and self.reference is None:
             yield "by=tokens compares with a model: write data.sampling.reference=RUN, a run on rows to be trusted."
         if self.by == "tilted" and self.tilt == 0:
-            yield "tilt=0 lets all rows count alike. Write by=all, or another tilt."
+            yield "tilt=0 lets all rows count alike. Write data.sampling.by=all, or another tilt."
 
     @property
     def draws(self) -> bool:

@@ -69,7 +69,7 @@ class Range(ConsistentSection):
         if not self.low < self.high:
             yield f"low {self.low:g} is not below high {self.high:g}. Write the smaller one first."
         if self.log and self.low <= 0:
-            yield f"log=true needs numbers above 0, found low {self.low:g}. Write log=false, or a low above 0."
+            yield f"log=true needs numbers above 0, found low {self.low:g}. Write log: false, or a low above 0."
         if self.integer and not (self.low.is_integer() and self.high.is_integer()):
             yield f"integer=true needs whole ends, found {self.low:g} and {self.high:g}. Write whole numbers."
 

@@ -52,7 +52,7 @@ def require_backbone(config: TrainingSections, model: PreTrainedModel, modules: 
 
 def _of_parts_of_rows(config: TrainingSections, model: PreTrainedModel, longest: int) -> Iterator[str]:
     if why := attention_backend.packing_refusal(model.config, longest=longest, rows="rows in parts"):
-        yield f"cuts rows: {why}. Write distributed.sequence=1, and zero=3 where the backbone is too large."
+        yield f"cuts rows: {why}. Write distributed.sequence=1, and distributed.zero=3 where the backbone is too large."
     yield from _of_heads(config, model, "sequence", instead="Write distributed.sequence=1.")
 
 
@@ -93,8 +93,8 @@ def _of_stages(config: TrainingSections, model: PreTrainedModel, modules: Sequen
     if kind not in attention_backend.FAMILIES:
         yield (
             f"computes packed rows, and {kind} is none of the architectures that are known to "
-            f"({', '.join(attention_backend.FAMILIES)}). Write distributed.pipeline=1, and zero=3 where the backbone "
-            "is too large."
+            f"({', '.join(attention_backend.FAMILIES)}). Write distributed.pipeline=1, and distributed.zero=3 where "
+            "the backbone is too large."
         )
         return
     (blocks,) = anatomy.blocks(model)
@@ -232,14 +232,19 @@ def _sharded_members(config: RunConfig) -> Iterator[str]:
 def _sharded(config: RunConfig) -> Iterator[str]:
     section = config.distributed
     for name, write in parallelism_checks.whole_steps(config):
-        yield f"{name} goes with whole weights and gradients, and ZeRO cuts them. Write {write}, or zero=0."
+        yield f"{name} goes with whole weights and gradients, and ZeRO cuts them. Write {write}, or distributed.zero=0."
     if config.adapter.looks or type(config.adapter).train_hook is not Method.train_hook:
-        yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
+        yield (
+            f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write distributed.zero=0."
+        )
     if isinstance(config.adapter, Full) and config.adapter.sparsity is not None:
-        yield "adapter.sparsity keeps single weights at zero, and ZeRO cuts them. Leave it out, or write zero=0."
+        yield (
+            "adapter.sparsity keeps single weights at zero, and ZeRO cuts them. "
+            "Leave it out, or write distributed.zero=0."
+        )
     yield from _unlike_in_shares(config.adapter)
     whole = not zero_offload.cuts_weights(section)
-    cure = "zero=2" if section.engine == "deepspeed" else "engine=deepspeed, zero=2"
+    cure = "distributed.zero=2" if section.engine == "deepspeed" else "distributed={engine: deepspeed, zero: 2}"
     if not whole and config.crossvalidates and config.correction.is_on:
         yield (
             "correction reads rows by a backbone that is whole in each process, and ZeRO cuts it. Leave section "
@@ -248,7 +253,7 @@ def _sharded(config: RunConfig) -> Iterator[str]:
     if config.freeze.policy != "none" and not (whole and config.freeze.fixed):
         yield (
             f"freeze.policy={config.freeze.policy} takes weights away from {section.engine} while it holds them. "
-            f"Write freeze.policy=static with {cure}, or zero=0."
+            f"Write freeze.policy=static with {cure}, or distributed.zero=0."
         )
     if not whole and config.freeze.cache in ("memory", "disk"):
         yield (
@@ -278,6 +283,8 @@ def _sharded(config: RunConfig) -> Iterator[str]:
 
 def _unlike_in_shares(adapter: Method) -> Iterator[str]:
     if adapter.method == "alora":
-        yield "adapter.method=alora was not tried with ZeRO. Write adapter.method=lora, or zero=0."
+        yield "adapter.method=alora was not tried with ZeRO. Write adapter.method=lora, or distributed.zero=0."
     if getattr(adapter, "experts", False):
-        yield "adapter.experts adds updates to whole parameters, and ZeRO cuts them. Leave it out, or zero=0."
+        yield (
+            "adapter.experts adds updates to whole parameters, and ZeRO cuts them. Leave it out, or distributed.zero=0."
+        )

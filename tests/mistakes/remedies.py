@@ -1,0 +1,77 @@
+"""What a message tells a person to write, tried."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from workbench.config import reference
+from workbench.errors import WorkbenchError
+from workbench.recipes.load import load
+
+_SENTENCE = re.compile(r"\b[Ww]rite (.+?)(?:\.(?:\s|$)|; |$)")
+_VALUE = r"'[^']*'|\{(?:[^{}]|\{[^{}]*\})*\}|\[[^\]]*\]|[^\s,;'`\"()]*[^\s,;.'`\"()]"
+_WORD = re.compile(rf"(?<![\w.-])([a-z_]+(?:\.\w+)*)=({_VALUE})")
+_LEAVE = re.compile(r"[Ll]eave ([a-z_]+(?:\.\w+)*) out")
+_FILL_IN = re.compile(r"[A-Z]{2,}|\.\.\.")
+
+
+def ways_out(message: str) -> Iterator[list[str]]:
+    """Each way out that a message names, as `key=value` words to write; not those that a person has to fill in."""
+    for sentence in _SENTENCE.findall(" ".join(message.split())):
+        for way in re.split(r",? or (?=[a-z_.]+=|leave|with|another)", sentence):
+            words = [f"{key}={value}" for key, value in _WORD.findall(way)]
+            # A key without a value is to be filled in, and so is one that is to stand before another.
+            whole = not re.search(r"\b[a-z]+\.[a-z_]+(?![\w.=])", way) and "before it" not in way
+            if words and whole and not any(_FILL_IN.search(word) for word in words):
+                yield from _choices(words)
+
+
+def _choices(words: list[str]) -> Iterator[list[str]]:
+    """One list for each value of `key=a|b|c`."""
+    several = next((word for word in words if "|" in word), None)
+    if several is None:
+        yield words
+        return
+    key, _, values = several.partition("=")
+    for value in values.split("|"):
+        yield from _choices([f"{key}={value}" if word is several else word for word in words])
+
+
+def assert_keys(message: str) -> None:
+    """See that a message names whole keys: a part of one, such as `zero=0`, would be refused on a command line."""
+    for way in ways_out(message):
+        for word in way:
+            assert _known(word.partition("=")[0]), f"{word}: not a key of a recipe. {message}"
+
+
+def assert_remedies(command: str, message: str) -> None:
+    """See that what a message says to write, or to leave out, mends the mistake that reading a recipe finds.
+
+    Args:
+        command: The recipe and its overrides.
+    """
+    assert_keys(message)
+    recipe, *overrides = shlex.split(command)
+    for way in ways_out(message):
+        assert _told(recipe, [*overrides, *way]) != message, f"{command}: {way} changes nothing. {message}"
+    for key in _LEAVE.findall(message):
+        less = [word for word in overrides if not re.match(rf"{re.escape(key)}[=.]", word)]
+        if len(less) < len(overrides):
+            assert _told(recipe, less) != message, f"{command}: leaving {key} out changes nothing. {message}"
+
+
+def _known(key: str) -> bool:
+    return any(
+        re.fullmatch(re.escape(each.key).replace("NAME", r"\w+").replace(r"\[\]", r"(\.\d+)?"), key)
+        for each in reference.settings()
+    )
+
+
+def _told(recipe: str, overrides: list[str]) -> str:
+    try:
+        load(recipe, overrides)
+    except WorkbenchError as error:
+        return str(error)
+    return ""
