@@ -50,7 +50,7 @@ CASES = {
         "Write the smaller one first",
     ),
     "logarithm of nothing": Case(
-        f"{ON} search.space.adapter.dropout='{{low: 0, high: 0.1, log: true}}'", "log=true", "Write log=false"
+        f"{ON} search.space.adapter.dropout='{{low: 0, high: 0.1, log: true}}'", "log=true", "Write log: false"
     ),
     "fractions of a rank": Case(
         f"{ON} search.space.adapter.rank='{{low: 2, high: 8}}'", "search.space.adapter.rank", "need integer: true"

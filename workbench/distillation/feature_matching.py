@@ -441,12 +441,12 @@ def _pair(
         if not model.adds_positions():
             raise ConfigError(
                 f"{where}.what=attention: {model.family} turns queries and keys by position or adds to their scores, "
-                "so that no product of theirs is what it attends by. Write {{what: relation}} in distill.match."
+                "so that no product of theirs is what it attends by. Write what=relation."
             )
     if student.heads != teacher.heads:
         raise ConfigError(
             f"{where}.what=attention: the student has {student.heads} attention heads and the teacher {teacher.heads}, "
-            "so that there is no telling which is like which. Write {{what: relation}} in distill.match."
+            "so that there is no telling which is like which. Write what=relation."
         )
     assert student.heads is not None, "positions are added to the embeddings of no backbone with stages"
     compare = partial(_attention, heads=student.heads, causal=any(end.causal for end in ends))
@@ -475,12 +475,11 @@ def _projections(term: MatchConfig, model: ComparedLayers, layer: int, where: st
     if found is None:
         raise ConfigError(
             f"{where}.what={term.what}: layer {layer} of {model.family} computes no queries, keys and values, or where "
-            "is not known. Write {{what: hidden_mse}} or {{what: hidden_cosine}} in distill.match."
+            "is not known. Write what=hidden_mse or what=hidden_cosine."
         )
     if model.positions(found.spots[0]) != model.positions(model.hidden(layer)):
         raise ConfigError(
             f"{where}.what={term.what}: layer {layer} of {model.family} attends inside of windows, so that most "
-            "positions of a picture are never compared with one another. Write "
-            "{{what: hidden_mse}} or {{what: hidden_cosine}} in distill.match."
+            "positions of a picture are never compared with one another. Write what=hidden_mse or what=hidden_cosine."
         )
     return found
