@@ -78,7 +78,13 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(source, id=name, marks=pytest.mark.slow if name in ("a doubled text", "a deep indent") else ())
+        for name, source in TEMPLATES.items()
+    ],
+)
 def test_a_template_beyond_its_limits_is_refused(stories: str, source: str) -> None:
     with pytest.raises(BackboneError, match=r"(bytes of memory|nests too deeply).*\n  Correct it, or give another one"):
         ChatEncoder(AutoTokenizer.from_pretrained(stories), source)
