@@ -63,8 +63,10 @@ def assert_remedies(command: str, message: str) -> None:
 
 
 def _known(key: str) -> bool:
+    """Whether a recipe has this key; of an item of a list its own name is enough."""
     return any(
-        re.fullmatch(re.escape(each.key).replace("NAME", r"\w+").replace(r"\[\]", r"(\.\d+)?"), key)
+        each.key.endswith(f"[].{key}")
+        or re.fullmatch(re.escape(each.key).replace("NAME", r"\w+").replace(r"\[\]", r"(\.\d+)?"), key)
         for each in reference.settings()
     )
 
