@@ -229,19 +229,23 @@ def save(model: nn.Module, folder: Path | str) -> None:
     if isinstance(model, PeftModel):
         # Rows of added tokens are part of the adapter; the other rows of a resized embedding are not.
         with as_shipped(model) as tensors:
-            model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=tensors)
+            rows = getattr(model, _ROWS, False)
+            model.save_pretrained(str(folder), save_embedding_layers=rows, state_dict=tensors)
         model_card.write(model, folder)
     else:
         stock.save(model, folder)
 
 
-def load(model: PreTrainedModel | PeftModel, folder: Path | str, *, name: str = "default") -> nn.Module:
+def load(
+    model: PreTrainedModel | PeftModel, folder: Path | str, *, name: str = "default", dropout: float | None = None
+) -> nn.Module:
     """The backbone with the adapter that `save_adapter` or PEFT wrote into `folder`, frozen, in evaluation mode.
 
     Args:
         model: The bare backbone, or one that holds adapters of other names.
         folder: Of adapter_config.json; that of a run is its adapter/.
         name: PEFT's name of the adapter.
+        dropout: Train the adapter further, with this share of its inputs dropped; None: do not.
 
     Returns:
         A model of PEFT, called like the backbone.
@@ -265,9 +269,15 @@ def load(model: PreTrainedModel | PeftModel, folder: Path | str, *, name: str = 
     from safetensors import SafetensorError
 
     from workbench.adapters.precision.peft_layers import compute_in_any_precision
+    from workbench.adapters.row_dropout import drop_by_row
 
     config = saved_config(folder)
     _require_quick_patterns(folder, config, model)
+    if dropout is not None:
+        config.inference_mode = False
+        if hasattr(config, "lora_dropout"):
+            config.lora_dropout = dropout
+    rows = _saved_rows(model, folder)
     if getattr(config, "trainable_token_indices", None):
         _prepare_rows(model)  # type: ignore[arg-type]  # PeftModel delegates to it
     if config.peft_type == "TRAINABLE_TOKENS":
@@ -280,9 +290,15 @@ def load(model: PreTrainedModel | PeftModel, folder: Path | str, *, name: str = 
                     model.load_adapter(str(folder), adapter_name=name)
                     loaded = model
                 else:
-                    loaded = PeftModel.from_pretrained(model, str(folder), adapter_name=name)
-                loaded.requires_grad_(False).eval()
+                    loaded = PeftModel.from_pretrained(
+                        model, str(folder), adapter_name=name, config=config, is_trainable=dropout is not None
+                    )
+                if dropout is None:
+                    loaded.requires_grad_(False).eval()
         compute_in_any_precision(loaded)
+        if dropout is not None:
+            drop_by_row(loaded)
+        setattr(loaded, _ROWS, rows)
         virtual_tokens.require_fitting(loaded, name)
         return loaded
     except (SafetensorError, RuntimeError, OSError, MemoryError) as error:
@@ -298,6 +314,44 @@ def load(model: PreTrainedModel | PeftModel, folder: Path | str, *, name: str = 
         raise FileError(f"{folder}/adapter_model.safetensors: damaged ({error}). Restore it, or train again.") from None
     except (ValueError, UserWarning) as error:
         raise BackboneError(_misfit(folder, model, error)) from None
+
+
+_ROWS = "_saves_embeddings"
+"""Attribute of a model whose adapter was saved with all rows of the embeddings, as it is saved again."""
+
+
+def _saved_rows(model: PreTrainedModel | PeftModel, folder: Path) -> bool:
+    """Give the backbone as many rows of embeddings as the adapter in `folder` was trained with.
+
+    Returns:
+        Whether the adapter holds all rows of the embedding or the head, besides what `modules_to_save` says.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    embedding: Any = model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    paths = {f"base_model.model.{path}." for path, each in model.named_modules() if each in (embedding, head)}
+    if not paths or not isinstance(getattr(embedding, "weight", None), torch.Tensor):
+        return False
+    shapes: dict[str, int] = {}
+    try:
+        with safe_open(folder / "adapter_model.safetensors", framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118  # it is no dictionary
+                path = next((path for path in paths if key.startswith(path)), None)
+                if path is None:
+                    continue
+                side = {"weight": 0, "base_layer.weight": 0, "modules_to_save.weight": 0, "lora_B.weight": 0}
+                side |= {"lora_embedding_A": 1}
+                if (part := key.removeprefix(path)) in side:
+                    shapes[part] = tensors.get_slice(key).get_shape()[side[part]]
+    except (SafetensorError, OSError):
+        return False  # `load` says what is wrong
+    if (rows := max(shapes.values(), default=0)) and rows != embedding.weight.shape[0]:
+        with torch.random.fork_rng(devices=[]):
+            model.resize_token_embeddings(rows, mean_resizing=False)
+    saved = saved_config(folder)
+    return bool({"weight", "base_layer.weight"} & shapes.keys()) and not getattr(saved, "modules_to_save", None)
 
 
 def saved_config(folder: Path) -> PeftConfig:

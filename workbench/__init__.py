@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from workbench.recipes.over.distill_verbs import distill_cache
     from workbench.recipes.own_training import fit, fit_bank
     from workbench.recipes.tasks.sft.text_run import token_loss
+    from workbench.recipes.verbs.adopt import adopt
     from workbench.recipes.verbs.benchmark import benchmark
     from workbench.recipes.verbs.check import check
     from workbench.recipes.verbs.combine import combine_runs as combine
@@ -57,6 +58,7 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 __version__ = "0.1.0"
 __all__ = [
     "__version__",
+    "adopt",
     "attach",
     "attach_bank",
     "benchmark",
@@ -100,6 +102,7 @@ _PLACES = {
     "attach_bank": "adapters.banks.bank:attach",
     "benchmark": "recipes.verbs.benchmark:benchmark",
     "check": "recipes.verbs.check:check",
+    "adopt": "recipes.verbs.adopt:adopt",
     "combine": "recipes.verbs.combine:combine_runs",
     "compare": "report.pages:compare",
     "data_report": "recipes.verbs.data_report:data_report",

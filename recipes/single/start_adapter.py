@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from peft import PeftModel, set_peft_model_state_dict
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
+from transformers import PreTrainedModel
 
+from workbench import adapters
 from workbench.adapters import Bottleneck
 from workbench.config import RunConfig
-from workbench.errors import ConfigError, FileError
+from workbench.errors import ConfigError
 from workbench.models import backbones, exported
 from workbench.runs import run_directory
 from workbench.runs.trust import Trust
@@ -34,7 +34,8 @@ class Start(NamedTuple):
 def wanted(config: RunConfig) -> Start:
     """The start that the section of the recipe names."""
     key = config.task.start
-    assert key is not None, "the task starts with fresh adapters"
+    if key is None:
+        return Start("train", None, False)
     section = getattr(config, key)
     return Start(key, section.start, section.trust)
 
@@ -70,9 +71,10 @@ def require(config: RunConfig) -> None:
     different = [name for name in mine if name not in free and mine[name] != theirs.get(name)]
     if different:
         name = different[0]
+        words = json.dumps({name: value for name, value in theirs.items() if name not in free})
         raise ConfigError(
-            f"{key}={start} has adapter.{name}={theirs.get(name)}, and this run {mine[name]}. Write "
-            f"adapter.{name}={theirs.get(name)}, or merge that run and write its folder as model.id."
+            f"{key}={start} has adapter.{name}={theirs.get(name)}, and this run {mine[name]}. Write adapter='{words}', "
+            "or merge that run and write its folder as model.id."
         )
     for name in ("id", "revision", "sparsity", "new_tokens"):
         if getattr(config.model, name) != getattr(begun.model, name):
@@ -91,18 +93,8 @@ def require(config: RunConfig) -> None:
         )
 
 
-def load(config: RunConfig, model: nn.Module) -> None:
-    """Give a fresh adapter the values of the start, which `require` found to be alike.
-
-    Raises:
-        FileError: its file is damaged.
-    """
+def load(config: RunConfig, backbone: PreTrainedModel) -> nn.Module:
+    """A backbone under the adapter of the start, in its own form, which `require` found to be that of the run."""
     start = wanted(config).run
-    assert start is not None and isinstance(model, PeftModel)
-    file = Path(start).expanduser() / "adapter" / "adapter_model.safetensors"
-    try:
-        tensors = load_file(str(file))
-    except (SafetensorError, OSError) as error:
-        raise FileError(f"{file}: damaged ({error}). Restore it, or train that run again.") from None
-    load_result: Any = set_peft_model_state_dict(model, tensors)
-    assert not load_result.unexpected_keys, load_result.unexpected_keys
+    assert start is not None
+    return adapters.load(backbone, Path(start).expanduser() / "adapter", dropout=config.adapter.noise)

@@ -234,7 +234,7 @@ def outlook(config: RunConfig, *, steps: int | None, blocks: int | None) -> list
             f"learning rate {rate:.3g} of {settings.reference_batch} rows scaled to {optimizers.peak_rate(config):.3g}"
         )
     optimizer = f"Optimizer: {', '.join([settings.name, *parts])}." if parts or settings.name != "adamw" else None
-    notes = [_end(config, steps), optimizer]
+    notes = [_end(config, steps), optimizer, *(() if steps is None else config.schedule.about_short(steps))]
     if config.freeze.policy != "none":
         assert blocks is not None, "nobody can freeze layers of a backbone without any"
         notes.append(f"freeze.policy={config.freeze.policy}: {_layers(config, steps=steps, blocks=blocks)}.")

@@ -115,6 +115,11 @@ def outcome(run: Path) -> str:
             _examples(predictions, "text" if "text" in predictions else "row", ("label", "predicted"))
         else:
             _examples(predictions, "prompt", ("reference", "before", "after"))
+        from workbench.report import findings, run_record
+
+        for finding in findings.findings(run_record.read(run)):
+            if finding.tone == "warning":
+                _lines(f"\n{finding.text}")
         _lines(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}")
         _next(run)
     return OUT.export_text()

@@ -520,6 +520,25 @@ def export(
 
 
 @app.command()
+def adopt(
+    folder: Annotated[Path, typer.Argument(help="Folder of an adapter in PEFT's format.")],
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option(help="Its backbone, where that is elsewhere now.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory to write; default runs/FOLDER.")] = None,
+) -> None:
+    """Make a run of an adapter of another program. Every verb takes it, and training as train.start."""
+    with importing():
+        from workbench.recipes.verbs.adopt import adopt as adopt_adapter
+
+    adopted = adopt_adapter(folder, overrides or (), model=model, out=out)
+    typer.echo(f"{adopted.method} over {adopted.model}, {adopted.parameters:,} parameters.")
+    for name, value in adopted.beside.items():
+        typer.echo(f"  {name}: {value}")
+    run = out or Path("runs") / folder.resolve().name
+    typer.echo(f'{run} written. Next: workbench generate {run} "PROMPT"; to train it further: train.start={run}')
+
+
+@app.command()
 def combine(
     runs: Annotated[
         list[str],

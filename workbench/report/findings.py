@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from workbench.config.sections.classes_config import rarest
+from workbench.config.sections.schedule_config import ScheduleConfig
 from workbench.evaluation import frozen_features
 from workbench.report import class_section, crossval_section, sweep_sections, task_sections
 from workbench.report.crossval_section import Tone
@@ -66,6 +67,11 @@ def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
     yield from task_sections.reinforce_signs(record)
     manifest, after = record.manifest, record.scores.get("after", {})
     save, data = record.config.get("save", {}), manifest.get("data", {}).get("train") or {}
+
+    yield from (("warning", sentence) for sentence in manifest.get("told") or ())
+    if (steps := (manifest.get("batch") or {}).get("steps")) and not record.crossvalidates:
+        schedule = ScheduleConfig.model_validate(record.config.get("schedule", {}))
+        yield from (("warning", sentence) for sentence in schedule.about_short(steps))
 
     # A distilled student beside its teacher, and what the frozen backbone knows without any training.
     if (teacher := record.scores.get("teacher")) is not None and "after" in record.scores:

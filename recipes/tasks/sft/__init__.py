@@ -10,6 +10,7 @@ FACTS = register(
         head="text",
         writes_text=True,
         serves=True,
+        start="train",
         answers=True,
         tokens=True,
         records_losses=True,

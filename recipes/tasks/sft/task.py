@@ -37,10 +37,10 @@ from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
 from workbench.recipes.inspection import SHOWN, Inspection, pieces, unread
-from workbench.recipes.single import row_difficulty, token_reference
+from workbench.recipes.single import row_difficulty, start_adapter, token_reference
 from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, ScoringOptions, Task
 from workbench.recipes.tasks.sft import text_run
-from workbench.recipes.tasks.sft.text_run import TextRun, read_template, score
+from workbench.recipes.tasks.sft.text_run import StartedRun, TextRun, read_template, score
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback, Silent
@@ -187,7 +187,7 @@ class TokenTask(Task):
     """A model of tokens."""
 
     scores_later = True
-    kind: ClassVar[type[TextRun]] = TextRun
+    kind: ClassVar[type[TextRun]] = StartedRun
 
     def begin(self, config: RunConfig, run: Run, callback: Callback, *, loader: Loader = backbones.load) -> TextRun:
         return text_run.begin(config, run, callback, kind=self.kind, loader=loader)
@@ -198,6 +198,7 @@ class TokenTask(Task):
         data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
         data = data._replace(train=row_difficulty.graded(data.train, config))
         targets = preflight.require_runnable(config, data)
+        start_adapter.require(config)
         train = mixture.mixed(data.train, config)
         steps = total_steps(config, len(train))
         mixture.require_passes(train, config, steps)
@@ -212,6 +213,7 @@ class TokenTask(Task):
             targets=targets,
             steps=steps,
             notes=[
+                *text_run.about_rows(config),
                 *mixture.in_words(train, config, steps),
                 *length_warm_up.in_words(cut),
                 *unread(*data),

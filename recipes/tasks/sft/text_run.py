@@ -25,11 +25,11 @@ from workbench.config import RunConfig, model_heads
 from workbench.config.model_heads import TEXT
 from workbench.config.sections.regularise_config import RegulariseConfig
 from workbench.config.sections.sampling_config import SelectConfig
-from workbench.data import mixture
+from workbench.data import mixture, starter
 from workbench.data.batching import Examples, Indices, MicroBatch, evenly_spaced
 from workbench.data.held_out_split import Splits
 from workbench.data.resampling import weighted
-from workbench.data.text import decontamination, length_warm_up, tokenized
+from workbench.data.text import decontamination, formats, length_warm_up, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
@@ -101,13 +101,32 @@ def prepare(
     asked = None if measure is None else partial(measure, tokenizer=tokenizer)
     data = data._replace(train=row_difficulty.graded(data.train, config, measure=asked))
     preflight.require_runnable(config, data)
+    start_adapter.require(config)
     train = mixture.mixed(data.train, config)
     steps = total_steps(config, len(train))
     mixture.require_passes(train, config, steps)
     length_warm_up.growing(data.train, config.data.length_warm_up, steps)
     provenance.note_data(run, data.facts())
+    run.note(told=about_rows(config))
     decontamination.write_matches(data.train.contamination, run)
     return tokenizer, template, data
+
+
+def about_rows(config: RunConfig) -> list[str]:
+    """Sentence on rows of another task; none where they are of this one."""
+    if not config.task.answers:
+        return []
+    labelled = [
+        own.train
+        for own in config.data.training_files.values()
+        if formats.format_of(starter.resolve(own.train), own) == "text_label"
+    ]
+    return [
+        f"{source} has texts and labels, and recipe={config.recipe} learns to write the label as an answer. Recipe "
+        f"classify learns classes, with a probability and a score of each: workbench run classify/quickstart "
+        f"data.train={source}"
+        for source in labelled[:1]
+    ]
 
 
 def _chosen(
@@ -447,14 +466,16 @@ class StartedRun(TextRun):
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
         live = super().assemble(model, backbone)
-        if start_adapter.wanted(self.config).run is None:
-            return live
-        start_adapter.load(self.config, model)
-        if self.unscored:
+        if start_adapter.wanted(self.config).run is not None and self.unscored:
             live.model.eval()
             self.write_before(live)
             live.model.train()
         return live
+
+    def adapted(self, backbone: Backbone, *, blocks: int) -> nn.Module:
+        if start_adapter.wanted(self.config).run is None:
+            return super().adapted(backbone, blocks=blocks)
+        return start_adapter.load(self.config, backbone.model)
 
     def score_before(self, backbone: Backbone) -> bool:
         if start_adapter.wanted(self.config).run is None:

@@ -393,6 +393,11 @@ class TrainConfig(Section):
     further pass gains depends on the rows, and the held-out loss of the first one tells."""
     steps: Annotated[PositiveInt | None, Unit("steps")] = None
     """Optimizer steps; wins over `epochs` where it is set."""
+    start: str | None = None
+    """Of recipe sft: a finished or adopted run over the same backbone, from whose adapter training goes on; adapter is
+    that run's section. null: a fresh adapter. After full fine-tuning, write model.id=RUN/adapter instead."""
+    trust: bool = False
+    """Execute the Python code that the configuration of `start` names."""
     learning_rate: PositiveFloat = 2.0e-4
     """Peak learning rate. Why: adapters bear, and need, rates some ten times as high as full fine-tuning (QLoRA trains
     with 2e-4 up to 13 B parameters, Dettmers et al. 2023)."""

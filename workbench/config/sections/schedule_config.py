@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from workbench.schema import ConsistentSection, Unit
+
+FEW = 10
+"""Steps below which an adapter hardly moves."""
 
 
 class ScheduleConfig(ConsistentSection):
@@ -52,6 +56,18 @@ class ScheduleConfig(ConsistentSection):
     def dropped(self) -> float:
         """Factor by which `plateau` multiplies a rate."""
         return 0.5 if self.drop is None else self.drop
+
+    def about_short(self, steps: int) -> list[str]:
+        """Sentences on a run of so many steps, where these are too few to learn, or to warm up."""
+        told, number = [], "1 step" if steps == 1 else f"{steps} steps"
+        if steps < FEW:
+            told.append(f"The run has only {number}, in which an adapter hardly moves. Write train.steps=100, or more.")
+        if 0 < self.warmup * steps < 1:
+            told.append(
+                f"schedule.warmup={self.warmup:g} of {number} is less than one step, so that the rate begins at "
+                f"its peak. Write train.steps={math.ceil(1 / self.warmup)}, or schedule.warmup=0."
+            )
+        return told
 
     def misfits(self, *, folds: bool, evaluates: bool, timed: bool, patience: int | None) -> Iterator[str]:
         """Contradictions with the rest of a run, one sentence for each.

@@ -124,6 +124,18 @@ def read(
     return convert_rows(source, converter, config, skipped=skipped, limit=limit, reader=raw, reads=lambda _: reads)
 
 
+def format_of(source: str, config: DataConfig) -> str:
+    """Name of the format of the rows of `source`, by its first row."""
+    found: list[str] = []
+
+    def conversion(name: str, place: str, columns: Columns) -> Example:
+        found.append(name)
+        return Example(place)
+
+    next(read(source, config, skipped=[], limit=1, conversion=conversion), None)
+    return found[0] if found else ""
+
+
 def convert(row: RawRow, config: DataConfig) -> Example | None:
     """One row as an example, whatever `on_bad_row` says; None for an answer that is labelled as not preferred."""
     config = config.unweighted
