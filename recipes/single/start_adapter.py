@@ -14,7 +14,7 @@ from workbench.adapters import Bottleneck
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.models import backbones, exported
-from workbench.runs import run_directory
+from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
 
 METHODS = ("lora", "rslora", "lora+", "dora", "ia3", "houlsby", "pfeiffer", "parallel")
@@ -60,6 +60,11 @@ def require(config: RunConfig) -> None:
     if not begun.task.writes_text:
         raise ConfigError(f"{key}={start}: recipe {begun.recipe} trains no model that answers. Name one of recipe sft.")
     exported.require_saved(path, begun)
+    if others := files.read_json(path / "manifest.json").get("adopted", {}).get("beside", {}).get("other modules"):
+        raise ConfigError(
+            f"{key}={start} changes {', '.join(others)}, outside of the blocks, which no training goes on with. Write "
+            f"`workbench merge {start} --out merged`, and model.id=merged in place of {key}."
+        )
     if config.adapter.method not in METHODS or begun.adapter.method not in METHODS:
         method = begun.adapter.method if begun.adapter.method not in METHODS else config.adapter.method
         raise ConfigError(

@@ -74,8 +74,8 @@ def adopt(
     Examples:
         >>> import workbench
         >>> adopted = workbench.adopt("runs/short/adapter", model="starter", out="runs/adopted")
-        >>> adopted.method, sorted(workbench.evaluate("runs/adopted"))
-        ('lora', ['loss', 'perplexity', 'token_accuracy'])
+        >>> adopted.method, adopted.model, adopted.beside
+        ('lora', 'starter', {})
     """
     folder = Path(folder).expanduser()
     out = Path("runs") / folder.resolve().name if out is None else Path(out)

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import workbench
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.recipes.single import start_adapter
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 UNSLOTH = (
@@ -78,8 +79,9 @@ FOREIGN = {
     "loha": Foreign(lambda: LoHaConfig(r=2, target_modules=["q_proj"]), method="loha"),
     "prefix": Foreign(lambda: PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"), method="prefix"),
 }
-TRAINED = [name for name, each in FOREIGN.items() if each.method not in ("loha", "prefix")]
-"""Those that train further: their tensors are all of them."""
+OUTSIDE = ("embedding", "head")
+TRAINED = [name for name, each in FOREIGN.items() if each.method not in ("loha", "prefix") and name not in OUTSIDE]
+"""Those that train further: their tensors are all of them, and change layers of blocks."""
 FAST = ["llamafactory resize_vocab", "unsloth"]
 
 
@@ -155,6 +157,19 @@ def test_an_adopted_adapter_trains_further_and_merges(name: str, stories: str, q
     for run in (tmp_path / "run", further):
         merged = workbench.merge(run, out=tmp_path / f"merged-{run.name}", weights="float32")
         assert merged.agreement.kl < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_an_adapter_of_the_embedding_or_the_head_is_merged_to_go_on(name: str, stories: str, tmp_path: Path) -> None:
+    folder, _ = made(name, stories, tmp_path / "theirs")
+    workbench.adopt(folder, ["model.weights=float32"], model=stories, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"outside of the blocks.*workbench merge .*model.id=merged"):
+        start_adapter.require(
+            workbench.load_recipe("sft/quickstart", [f"model.id={stories}", f"train.start={tmp_path / 'run'}"])
+        )
+    assert workbench.merge(tmp_path / "run", out=tmp_path / "merged", weights="float32").agreement.kl < 1e-6
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {

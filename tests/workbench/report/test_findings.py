@@ -150,3 +150,23 @@ def test_data_that_was_not_used(train: dict[str, int], words: str) -> None:
     text = said(record(config={"data": {"max_tokens": 256}}, manifest={"data": {"train": train, "test": None}}))
     assert words in text
     assert bool(text) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "words"),
+    [
+        (1, 0.05, "has only 1 step, in which an adapter hardly moves. Write train.steps=100"),
+        (5, 0.0, "has only 5 steps"),
+        (5, 0.1, "schedule.warmup=0.1 of 5 steps is less than one step"),
+        (19, 0.05, "Write train.steps=20, or schedule.warmup=0."),
+        (20, 0.05, ""),
+        (12, 0.0, ""),
+    ],
+)
+def test_a_run_of_few_steps_is_told(steps: int, warmup: float, words: str) -> None:
+    told = said(record(config={"schedule": {"warmup": warmup}}, manifest={"batch": {"steps": steps}}))
+    assert words in told and bool(told) == bool(words)
+
+
+def test_what_the_rows_said_is_told() -> None:
+    assert said(record(manifest={"told": ["a.csv has texts and labels."]})) == "[warning] a.csv has texts and labels."
