@@ -62,8 +62,8 @@ def require(config: RunConfig) -> None:
     exported.require_saved(path, begun)
     if others := files.read_json(path / "manifest.json").get("adopted", {}).get("beside", {}).get("other modules"):
         raise ConfigError(
-            f"{key}={start} changes {', '.join(others)}, outside of the blocks, which no training goes on with. Write "
-            f"`workbench merge {start} --out merged`, and model.id=merged in place of {key}."
+            f"{key}={start} changes {', '.join(others)}, outside of the blocks, which no training goes on with. "
+            f"Leave {key} out, which begins with a fresh adapter."
         )
     if config.adapter.method not in METHODS or begun.adapter.method not in METHODS:
         method = begun.adapter.method if begun.adapter.method not in METHODS else config.adapter.method
