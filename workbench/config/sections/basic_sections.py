@@ -396,7 +396,7 @@ class TrainConfig(Section):
     start: str | None = None
     """Of recipe sft: a finished or adopted run over the same backbone, from whose adapter training goes on; adapter is
     that run's section. null: a fresh adapter. After full fine-tuning, write model.id=RUN/adapter instead."""
-    trust: bool = False
+    trust: MayExecute = False
     """Execute the Python code that the configuration of `start` names."""
     learning_rate: PositiveFloat = 2.0e-4
     """Peak learning rate. Why: adapters bear, and need, rates some ten times as high as full fine-tuning (QLoRA trains
