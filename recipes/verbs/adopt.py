@@ -21,7 +21,7 @@ from workbench.config.model_heads import TEXT
 from workbench.config.yaml_text import override
 from workbench.data.text.row_encoder import row_encoder
 from workbench.errors import BackboneError, ConfigError, FileError
-from workbench.models import backbones, exported
+from workbench.models import backbone_source, backbones, exported
 from workbench.recipes.verbs.combine import WEIGHT_FILES
 from workbench.runs import files, run_directory
 from workbench.schema import parse
@@ -202,7 +202,7 @@ def _stop_tokens(model: ModelConfig, tokenizer: Any) -> list[int]:
     """Tokens that end an answer: of the backbone's generation_config.json, and the tokenizer's own."""
     stops = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     try:
-        known = GenerationConfig.from_pretrained(backbones.source_path(model)).eos_token_id or []
+        known = GenerationConfig.from_pretrained(backbone_source.source_path(model)).eos_token_id or []
     except OSError:
         known = []
     return sorted({*stops, *([known] if isinstance(known, int) else known)})
