@@ -93,7 +93,7 @@ def test_a_template_beyond_its_limits_is_refused(stories: str, source: str) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
 def test_a_template_that_never_ends_is_refused(stories: str, source: str) -> None:
-    with pytest.raises(BackboneError, match=r"takes more than 5 seconds of computing.\n  Correct it"):
+    with pytest.raises(BackboneError, match=r"takes more than (5 seconds|1,073,741,824 bytes).*\n  Correct it"):
         ChatEncoder(AutoTokenizer.from_pretrained(stories), source)
 
 
@@ -106,11 +106,11 @@ def adapter(trained: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "change",
     [
-        {"target_modules": "([a-z]+)*!"},
+        {"target_modules": "([a-z._0-9]+)*!"},
         {"target_modules": r"(.*\.?)*_proj!"},
         {"exclude_modules": "(m|mo|o|d|de|e|l|el)*[a-z.0-9_]*(.+)+!"},
         {"rank_pattern": {"(.+)+!": 4}},
-        {"alpha_pattern": {"([a-z.]+)*!": 4}},
+        {"alpha_pattern": {"([a-z._0-9]+)*!": 4}},
     ],
 )
 def test_an_adapter_whose_patterns_never_end_is_refused(adapter: Path, stories: str, change: dict[str, object]) -> None:
