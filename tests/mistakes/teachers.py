@@ -106,7 +106,9 @@ WRITTEN = {
 FOUND = {
     # Teachers.
     "nowhere": Case("distill.teacher: nwhere is no run directory", "Write a folder", "distill.teacher.id=nwhere"),
-    "no such folder": Case("distill.teacher.id: no folder ./nwhere", "existing folder", "distill.teacher.id=./nwhere"),
+    "no such folder": Case(
+        "distill.teacher.id: no folder ./nwhere", "with one that exists", "distill.teacher.id=./nwhere"
+    ),
     "neither run nor model": Case(
         "distill.teacher.id=empty", "the folder holds no config (config.json)", "distill.teacher.id=empty"
     ),
@@ -120,7 +122,7 @@ FOUND = {
         "distill.teacher.id=stories distill.teacher.revision=v1",
     ),
     "unfinished": Case(
-        "started: no adapter there yet", "workbench run ... --out started --resume", "distill.teacher.id=started"
+        "started: no adapter there yet", "started/config.yaml --out started --resume", "distill.teacher.id=started"
     ),
     "unfinished folds": Case(
         "distill.teacher.id=undecided", "--out undecided --resume", OF_CLASSES + "distill.teacher.id=undecided"
