@@ -29,7 +29,7 @@ from workbench.data.rows import excerpt, string_of
 from workbench.data.text import tokenized
 from workbench.data.text.chat import LossOn
 from workbench.data.text.formats import PROMPTS, Example, Reader, answered, chat_example, dialogue, judged
-from workbench.data.text.messages import Message, last_answer_only
+from workbench.data.text.messages import Message, last_answer_only, without_loss
 from workbench.data.text.row_encoder import WrappedEncoder
 from workbench.data.text.tokenized import SCHEMA, Emptied, EncodedChunk
 from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
@@ -60,6 +60,8 @@ def convert(name: str, place: str, columns: Mapping[str, Any]) -> Example:
         chosen, rejected = (
             answered(place, columns, prompt=prompt or "prompt", answer=answer) for answer in ("chosen", "rejected")
         )
+        if prompt is None and chosen.messages and rejected.messages:
+            chosen, rejected = _learnt_from_where_they_part(chosen, rejected)
         if bool(chosen.text) != bool(rejected.text):
             raise DataError(
                 "`chosen` is text and `rejected` a list of messages, or the other way round. Write both alike."
@@ -103,6 +105,19 @@ def _flag(columns: Mapping[str, Any], name: str, *, missing: bool | None = False
     if str(value).lower() not in ("true", "false", "1", "0"):
         raise DataError(f"`{name}` must be true or false, found {excerpt(value)}.")
     return str(value).lower() in ("true", "1")
+
+
+def _learnt_from_where_they_part(*pair: Example) -> Iterator[Example]:
+    """Two whole conversations, all answers of which carry loss from the first that differs; as they are where the
+    user's words differ first."""
+    bare = [[{key: each[key] for key in each if key != "loss"} for each in side.messages] for side in pair]
+    shared = sum(1 for _ in itertools.takewhile(lambda turns: turns[0] == turns[1], zip(*bare, strict=False)))
+    if not shared or not all(turns[shared:] and turns[shared]["role"] == "assistant" for turns in bare):
+        return iter(pair)
+    return (
+        replace(side, messages=(*without_loss(turns[:shared]), *turns[shared:]))
+        for side, turns in zip(pair, bare, strict=True)
+    )
 
 
 def _parted(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:

@@ -134,6 +134,31 @@ def test_transcripts_become_turns_and_a_prompt_ends_where_they_part(tmp_path: Pa
     assert turns(only(tmp_path, row)) == turns(pair)  # sft learns the better answer
 
 
+OPENING = "\n\nHuman: Hi\n\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "answers"),
+    [
+        (f"{OPENING} A\n\nHuman: No?\n\nAssistant: Yes", f"{OPENING} B", [["A", "Yes"], ["B"]]),
+        (f"{OPENING} A", f"{OPENING} B\n\nHuman: No?\n\nAssistant: Yes", [["A"], ["B", "Yes"]]),
+        (f"{HH} A\n\nHuman: B\n\nAssistant: C", f"{HH} A\n\nHuman: B\n\nAssistant: D", [["C"], ["D"]]),
+    ],
+)
+def test_all_answers_are_learnt_from_where_the_turns_part(
+    tmp_path: Path, chosen: str, rejected: str, answers: list[list[str]]
+) -> None:
+    row = {"chosen": chosen, "rejected": rejected}
+    (pair,) = read(write(tmp_path, [row]), config(), skipped=[], conversion=preference_pairs.convert)
+    assert pair.rejected is not None and [learnt(pair), learnt(pair.rejected)] == answers
+
+
+def test_pairs_that_part_where_the_user_speaks_are_refused(tmp_path: Path) -> None:
+    row = {"chosen": f"{HH} A\n\nHuman: B\n\nAssistant: C", "rejected": f"{HH} A\n\nHuman: D\n\nAssistant: E"}
+    with pytest.raises(DataError, match="answer different prompts, from message 5 on"):
+        list(read(write(tmp_path, [row]), config(), skipped=[], conversion=preference_pairs.convert))
+
+
 def test_a_transcript_in_a_text_column_is_a_conversation_unless_the_format_says_text(tmp_path: Path) -> None:
     text = f"{HH} A cat."
     assert turns(only(tmp_path, {"text": text})) == [*ASKED, ("assistant", "A cat.")]
