@@ -159,6 +159,7 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     quiet: bool = False,
+    push: str | None = None,
     began: float | None = None,
 ) -> Path:
     """Train, score and report.
@@ -169,6 +170,7 @@ def run(
         out: The run directory; by default a new one under `runs/`.
         resume: Continue the run in `out`.
         quiet: Draw no progress.
+        push: An empty address that fsspec writes, such as `s3://BUCKET/RUN`, to which the finished run is copied.
         began: The moment that `budget.time` counts from, by `time.monotonic`; by default that of the call.
 
     Returns:
@@ -196,11 +198,17 @@ def run(
 
     from workbench.cli.console import Terminal
     from workbench.recipes.verbs.run import run as run_config
+    from workbench.runs import addresses
     from workbench.runs.ranks import joined
     from workbench.runs.run_log import RunLog
 
     ranks = joined()
+    if push is not None and not resume and ranks.world == 1:  # a launcher has looked
+        addresses.require_free(push)
     path = ranks.agreed(Path(out) if out is not None else directory(recipe, resume=resume))
     log = RunLog()
     with Terminal(quiet=quiet or not ranks.first, log=log) as terminal:
-        return run_config(config, out=path, resume=resume, callback=terminal, began=began, log=log)
+        path = run_config(config, out=path, resume=resume, callback=terminal, began=began, log=log)
+    if push is not None and ranks.first:
+        addresses.push(path, push)
+    return path

@@ -44,7 +44,7 @@ CASES = {
     ),
     "no such label column": Case("has no column `lable`", "Did you mean `label`?", "'data.columns={label: lable}'"),
     "no such wanted column": Case(
-        "`labl` is no column that recipe classify reads", "Did you mean `label`?", "'data.columns={labl: label}'"
+        "`labl` is no column that is read here", "Did you mean `label`?", "'data.columns={labl: label}'"
     ),
     "decimal class": Case("row 1: `label` is 0.5", "write classes.kind=number", rows=first(label=0.5)),
     "list as a class": Case("row 1: `label` is a list", "write classes.kind=several", rows=first(label=["cat"])),

@@ -91,12 +91,11 @@ def run(
         from workbench.runs.ranks import joined
 
     path = workbench.run(
-        config, out=out or directory(recipe, resume=resume), resume=resume, began=deadline.process_began()
+        config, out=out or directory(recipe, resume=resume), resume=resume, push=push, began=deadline.process_began()
     )
     if joined().first:
         run_log.add(path, render.outcome(path))
         if push is not None:
-            addresses.push(path, push)
             typer.echo(f"Copied to {push}")
 
 
