@@ -164,7 +164,9 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
         ):
             (path / stale).unlink(missing_ok=True)
         run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
-        files.write_bytes(path / "config.yaml", dump_yaml(config.model_dump(mode="json")).encode())
+        # Without what this run does not read, whose defaults another version may change.
+        values = config.model_dump(mode="json", exclude=set(config.sections_of_others))
+        files.write_bytes(path / "config.yaml", dump_yaml(values).encode())
     evaluation_request.withdrawn(path)
     run.before = {name: run.manifest.get(name) for name in ("status", "reason")}
     run.note(status="running", reason=None, versions=versions(), git_commit=git_commit(), hardware=hardware())

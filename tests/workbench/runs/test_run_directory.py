@@ -10,6 +10,8 @@ from threading import Timer
 import pytest
 
 from tests.workbench.training.together import section
+from workbench.config import RunConfig
+from workbench.config.yaml_text import read_yaml
 from workbench.errors import ResumeError
 from workbench.runs import metrics_log, run_directory
 
@@ -82,3 +84,11 @@ def test_a_member_goes_on_with_those_that_it_trains_with_alone(tmp_path: Path) -
         run_directory.start(member, CONFIG, resume=True)
     assert run_directory.whole(member) == tmp_path / "run" == run_directory.whole(tmp_path / "run")
     assert run_directory.whole(tmp_path / "members" / "one") == tmp_path / "members" / "one", "a run in such a folder"
+
+
+def test_the_configuration_of_a_run_has_no_sections_of_other_tasks(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"recipe": "sft", "model": {"id": "starter"}, "data": {"train": "rows.jsonl"}})
+    run_directory.start(tmp_path / "run", config, resume=False).close()
+    written = read_yaml(tmp_path / "run" / "config.yaml")
+    assert not written.keys() & {"prefer", "reinforce", "classes", "sweep", "distill"} and "train" in written
+    assert RunConfig.model_validate(written) == config

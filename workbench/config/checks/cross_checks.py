@@ -231,16 +231,9 @@ def _of_averages(config: RunSections) -> Iterator[str]:
 
 def _of_task(config: RunSections) -> Iterator[str]:
     """Sections that other tasks and recipes read, and what the task's own facts refuse."""
-    task, own = config.task, {*config.task.sections, *(config.over.sections if config.over else ())}
-    readers: dict[str, list[str]] = {}
-    for recipe, sections in task_facts.sections():
-        for name in sections:
-            readers.setdefault(name, []).append(recipe)
-    for facts in task_facts.TASKS.values():
-        if facts.section is not None:
-            readers[facts.name] = [facts.name]
-    for name, recipes in readers.items():
-        if name not in own and name != task.name and config.differs(name):
+    task = config.task
+    for name, recipes in config.sections_of_others.items():
+        if config.differs(name):
             yield f"{name} is for recipe={'|'.join(recipes)}; recipe={config.recipe} has none. Leave {name} out."
     if config.reads_pictures and not task.pictures:
         able = task_facts.names(lambda each: each.pictures)

@@ -111,6 +111,19 @@ class CommonSections(Section):
         return task_facts.TASKS[self.recipe if over is None else self.of or over.of]
 
     @property
+    def sections_of_others(self) -> dict[str, list[str]]:
+        """Sections that only other recipes read, with their names; all values in them are defaults."""
+        readers: dict[str, list[str]] = {}
+        for recipe, sections in task_facts.sections():
+            for name in sections:
+                readers.setdefault(name, []).append(recipe)
+        for facts in task_facts.TASKS.values():
+            if facts.section is not None:
+                readers[facts.name] = [facts.name]
+        own = {self.task.name, *self.task.sections, *(self.over.sections if self.over else ())}
+        return {name: recipes for name, recipes in readers.items() if name not in own}
+
+    @property
     def rows_seed(self) -> int:
         """Start of the random numbers that decide how rows are read."""
         return self.seed if self.data.seed is None else self.data.seed

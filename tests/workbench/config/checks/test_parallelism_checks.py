@@ -72,7 +72,7 @@ def test_devices_that_make_no_whole_pipelines_are_refused() -> None:
 
 
 def test_a_schedule_is_of_a_pipeline() -> None:
-    with pytest.raises(ValueError, match=r"schedule=interleaved is of a pipeline. Write pipeline=2"):
+    with pytest.raises(ValueError, match=r"schedule=interleaved is of a pipeline. Write distributed.pipeline=2"):
         config(distributed={"schedule": "interleaved"})
     staged = {"pipeline": 2, "schedule": "zero_bubble"}
     with pytest.raises(ValueError, match=r"train.checkpointing keeps nothing .* Write train.checkpointing=false"):
