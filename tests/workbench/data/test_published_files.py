@@ -233,7 +233,7 @@ def test_a_header_of_other_names_is_no_row(tmp_path: Path) -> None:
         ("rows", "text_label", b'{"label": "x", "text": "a"}\n'),
         ("rows.tab", "text_label", b"label\ttext\nx\ta\n"),
         ("rows.1", "text_label", b"label,text\nx,a\n"),
-        ("rows.fasttext.gz", "label_first", gzip.compress(b"__label__x a\n")),
+        ("rows.fasttext.gz", "label_first", gzip.compress(b"__label__x a\n", mtime=0)),
         ("rows.ndjson", "auto", b'{"label": "x", "text": "a"}\n'),
     ],
 )
