@@ -177,7 +177,7 @@ def _section(
     changed = {
         path.removeprefix("base_model.model.")
         for path, module in adapted.named_modules()
-        if isinstance(module, BaseTunerLayer)
+        if isinstance(module, BaseTunerLayer) and not path.endswith(".token_adapter")  # named by their indices
     }
     if "targets" in fields and (layers := sorted(changed & set(linear))):
         values["targets"] = tuple(short_names(backbones.skeleton(model, task=TEXT), layers))

@@ -58,7 +58,7 @@ def predict(
     Returns:
         `table`, a pandas table with a line for each row, and `left_out`, the rows that could not be read. A line has
         the `index` of its row in the input, from 0, and all columns of the input; those whose names are taken are
-        called `input_NAME`.
+        called `input_NAME`, and are left out where the table holds the same values.
 
     Raises:
         ConfigError: The run predicts nothing, `out` exists already, or a setting would change what was trained.
@@ -68,7 +68,7 @@ def predict(
         >>> import workbench
         >>> predicted = workbench.predict("runs/short", "starter/arithmetic_held_out.jsonl", max_new_tokens=2)
         >>> list(predicted.table.columns)
-        ['index', 'row', 'input_prompt', 'input_answer', 'prompt', 'answer']
+        ['index', 'row', 'input_answer', 'prompt', 'answer']
     """
     run, out = Path(run), None if out is None else Path(out)
     if out is not None and out.suffix not in WRITERS:

@@ -73,8 +73,8 @@ ENDLESS = {
     "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "a power": "{% for m in messages %}{{ ((9 + loop.index0) ** (9 ** 8)) is odd }}{% endfor %}",
     "a nested list": "{% set n=namespace(l=[1]) %}{% for i in range(60) %}{% set n.l=[n.l,n.l] %}{% endfor %}{{ n.l }}",
-    "only where it generates": "{% if add_generation_prompt %}{{ 7 ** (9 ** 9) is odd }}{% endif %}",
-    "only after a system message": "{% if messages[0].role == 'system' %}{{ 7 ** (9 ** 9) is odd }}{% endif %}",
+    "only where it generates": "{% if add_generation_prompt %}{{ (7 ** (9 ** 9)) is odd }}{% endif %}",
+    "only after a system message": "{% if messages[0].role == 'system' %}{{ (7 ** (9 ** 9)) is odd }}{% endif %}",
 }
 
 

@@ -737,7 +737,7 @@ def _tell(text: str) -> None:
 
         launcher.report(Path(file), text)
     else:
-        print(text, file=sys.stderr)
+        print(text.encode(errors="backslashreplace").decode(), file=sys.stderr)  # half characters too
 
 
 if __name__ == "__main__":

@@ -301,9 +301,9 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     ) -> pd.DataFrame:
         return evaluation.answer_table(outputs.answers, before=before)
 
-    def write_predictions(self, model: ExportedModel, outputs: TextOutputs, before: Mapping[str, Any]) -> None:
+    def write_predictions(self, model: ExportedModel, outputs: Any, before: Mapping[str, Any]) -> None:
         super().write_predictions(model, outputs, before)
-        if outputs.losses is not None:
+        if isinstance(outputs, TextOutputs) and outputs.losses is not None:  # a task with answers of its own has none
             from workbench.evaluation import held_out_losses  # with pandas, 0.2 s that the first step need not wait for
 
             held_out_losses.write(self.run.path, self.data.held_out, outputs.losses)
