@@ -329,7 +329,10 @@ def _saved_rows(model: PreTrainedModel | PeftModel, folder: Path) -> bool:
     import torch
     from safetensors import SafetensorError, safe_open
 
-    embedding: Any = model.get_input_embeddings()
+    try:
+        embedding: Any = model.get_input_embeddings()
+    except NotImplementedError:
+        return False  # a backbone of pictures has none
     head = model.get_output_embeddings()
     paths = {f"base_model.model.{path}." for path, each in model.named_modules() if each in (embedding, head)}
     if not paths or not isinstance(getattr(embedding, "weight", None), torch.Tensor):
@@ -368,7 +371,8 @@ def saved_config(folder: Path) -> PeftConfig:
 def _require_quick_patterns(folder: Path, config: PeftConfig, model: nn.Module) -> None:
     """Raise FileError where a regular expression of an adapter takes for ever on the names of the model's modules."""
     values: list[Any] = [getattr(config, key, None) for key in ("target_modules", "exclude_modules", "layers_pattern")]
-    values += [rf"(.*\.)?({each})$" for key in ("rank_pattern", "alpha_pattern") for each in getattr(config, key, {})]
+    mapped = [getattr(config, key, None) or {} for key in ("rank_pattern", "alpha_pattern")]
+    values += [rf"(.*\.)?({each})$" for names in mapped for each in names]
     patterns = [each for each in values if isinstance(each, str) and re.search("[*+{]", each.removeprefix("(.*\\.)?"))]
     names = [name for name, _ in model.named_modules()]
     search = lambda: [re.fullmatch(each, name) for each in patterns for name in names]  # noqa: E731

@@ -85,7 +85,7 @@ OPTIMIZERS: Table = {
     ),
     "a subspace in pieces": (
         "'adapter={method: full}' optimizer.name=galore distributed.zero=2",
-        "optimizer.name=galore needs whole matrices",
+        "optimizer.name=galore goes with whole weights",
         "Write optimizer.name=adamw",
     ),
     "a subspace of two stacks": (

@@ -88,7 +88,7 @@ CASES = {
         both(moved("pets", "all"), copied("all", "pets/train"), moved("all", "pets/test")),
     ),
     "permission": Case(CHECK, "pets/cat: cannot be read (Permission denied)", "Make it readable", locked),
-    "long name": Case(f"{CHECK} data.train={'x' * 300}", "cannot be read (File name too long)", "name another one"),
+    "long name": Case(f"{CHECK} data.train={'x' * 300}", "File name too long", "Write a shorter one"),
     # Archives.
     "zip of splits": Case(
         f"{CHECK} data.train=pets.zip",
@@ -255,7 +255,7 @@ CASES = {
     "two policies": Case(
         f"{CHECK} image.augment.randaugment=2 image.augment.trivialaugment=true",
         "image.augment: randaugment and trivialaugment",
-        "Write randaugment=0 or trivialaugment=false",
+        "Write image.augment.randaugment=0 or image.augment.trivialaugment=false",
     ),
     "flip without a share": Case(
         f"{CHECK} image.augment.horizontal_flip=true",

@@ -27,7 +27,9 @@ CHECK = "check my.yaml"
 AGAINST = f"{PLACE}.against=[other.jsonl]"
 LABELLED = "recipe=crossval of=classify data.train=t.jsonl data.held_out=0.2"
 CASES = {
-    "off with files": Case(f"{CHECK} {AGAINST}", "against is compared by no one", "Write action=drop", OTHER),
+    "off with files": Case(
+        f"{CHECK} {AGAINST}", "against is compared by no one", "Write data.decontaminate.action=drop", OTHER
+    ),
     "no such file": Case(
         f"{CHECK} {PLACE}.action=keep {PLACE}.against=[othr.jsonl]", "othr.jsonl: no such file", "other.jsonl", OTHER
     ),

@@ -54,7 +54,7 @@ CASES = {
     ),
     "an optimizer that needs whole matrices": Case(
         f"{member('optimizer: {name: muon}')} distributed='{{engine: fsdp2, zero: 3}}'",
-        "optimizer.name=muon needs whole matrices",
+        "optimizer.name=muon goes with whole weights",
         "optimizer.name=adamw",
     ),
     "codes of gradients": Case(

@@ -66,7 +66,7 @@ CASES = {
     ),
     "mixed values between updates": Case(
         "regularise.mixout moves values in each step",
-        "reinforce.updates=1 and kl=loss",
+        "reinforce.updates=1 and reinforce.kl=loss",
         "reinforce.updates=2 regularise.mixout=0.1",
     ),
     "full against itself": Case(

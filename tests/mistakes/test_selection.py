@@ -76,7 +76,7 @@ CASES = {
         with_other,
     ),
     "gradient of a file without labels": Case(
-        f"{ALIGNED} {PLACE}.rows=9 {PLACE}.target=bare.jsonl", "has no column `label`", "data.columns", with_texts
+        f"{ALIGNED} {PLACE}.rows=9 {PLACE}.target=bare.jsonl", "has no column `label`", "data.labels=FILE", with_texts
     ),
     "gradient of an unknown class": Case(
         f"{ALIGNED} {PLACE}.rows=9 {PLACE}.target=owls.jsonl", "`owl`", "owls.jsonl, row 1", with_texts

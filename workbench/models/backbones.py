@@ -319,11 +319,12 @@ def load(
     fresh = anatomy.fresh_heads(model)
     # Nothing reads the pooler of a model without a head, and weights of a masked language model lack it.
     _require_whole(config, loaded[1], fresh if task.head != "hidden" else [*fresh, "pooler"])
-    if tokenizer is not None and config.new_tokens:
+    if tokenizer is not None:
         vocabulary = len(tokenizer)
         embedding = model.get_input_embeddings()
         assert isinstance(embedding, nn.Embedding)
-        if vocabulary > embedding.num_embeddings:
+        padding = vocabulary - 1 if tokenizer.pad_token_id == vocabulary - 1 else vocabulary  # which needs no row
+        if padding > embedding.num_embeddings or (config.new_tokens and vocabulary > embedding.num_embeddings):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)  # new rows start at random values, the same in every process
                 model.resize_token_embeddings(vocabulary)

@@ -134,7 +134,7 @@ def test_rows_that_are_missing_are_told_by_the_task(run: Path, task: Path, tmp_p
     [
         (["--limit", "3"], "Write --tasks NAME as well"),
         (["--tasks", ","], "expected a name"),
-        (["--tasks", "a", "data.test=rows.jsonl"], "--tasks takes no settings"),
+        (["--tasks", "a", "data.test=rows.jsonl"], "is read as it was trained"),
     ],
 )
 def test_words_that_do_not_go_together_are_refused(run: Path, words: list[str], reason: str) -> None:

@@ -13,6 +13,7 @@ from tests.run_files import write_lines
 from workbench.data import hub_datasets
 from workbench.data.rows import fingerprint, read_rows
 from workbench.errors import DataError
+from workbench.runs import hub_connection
 
 
 @pytest.mark.parametrize("source", ["openai/gsm8k", "openai/gsm8k:main", "a.b/c-d_e:x#test", "openai/gsm8k#test"])
@@ -102,6 +103,8 @@ def test_what_the_hub_refuses_is_told(monkeypatch: pytest.MonkeyPatch, case: str
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     monkeypatch.setattr(datasets, "load_dataset_builder", refuse)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub_connection, "FORBIDDEN", False)
+    monkeypatch.setattr(hub_connection, "answers", lambda: True)
     for ask in (lambda: list(hub_datasets.read("owner/name")), lambda: hub_datasets.fingerprint("owner/name")):
         with pytest.raises(DataError) as caught:
             ask()

@@ -227,7 +227,8 @@ def _teacher(
     tokenizer.chat_template = template
     tokenizer.add_tokens(list(added), special_tokens=True)
     tokenizer.save_pretrained(folder)
-    shutil.copy(STORIES / "config.json", folder)
+    architecture = json.loads((STORIES / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**architecture, "vocab_size": len(tokenizer)}))
     if swapped:
         written = json.loads((folder / "tokenizer.json").read_text())
         vocabulary = written["model"]["vocab"]

@@ -21,6 +21,7 @@ def rows() -> TokenizedSet:
         "place": [f"rows.jsonl, row {number + 1}" for number in range(len(masks))],
         "length": [len(mask) for mask in masks],
         "source": [0] * len(masks),
+        "block": [0] * len(masks),
         "targets": [mask[1:].count("1") for mask in masks],
     }
     return TokenizedSet(TokenTable(pyarrow.table(columns)), np.arange(len(masks)), "rows.jsonl", "0" * 64)

@@ -180,6 +180,6 @@ def test_check_draws_pictures_and_the_course_of_the_run(name: str, recipe: Path,
 
 @pytest.mark.parametrize("name", ["views.svg", "views", "views.gif"])
 def test_another_kind_of_file_is_refused_first(name: str, recipe: Path, tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, ["check", str(recipe), "data.train=none", "--plot", str(tmp_path / name)])
+    told = CliRunner().invoke(app, ["check", str(recipe), "--plot", str(tmp_path / name)])
     assert isinstance(told.exception, ConfigError) and "a .png or .jpg or .jpeg file" in str(told.exception)
     assert not list(tmp_path.iterdir())

@@ -84,7 +84,7 @@ def train(tmp_path_factory: pytest.TempPathFactory, bert: str) -> Train:
 @pytest.fixture(scope="module")
 def taught(train: Train) -> Path:
     """A run that learnt which place is asked for. Read only."""
-    return train("taught", questions(96), "train.epochs=8")
+    return train("taught", questions(96), "train.epochs=16")
 
 
 def test_passages_are_ranked_after_training(taught: Path) -> None:

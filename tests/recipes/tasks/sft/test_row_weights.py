@@ -71,9 +71,12 @@ def test_a_row_of_weight_w_is_the_row_w_times_and_no_micro_batch_changes_that(tr
     assert before[0] == before[1], "held-out rows count once each"
 
 
-def test_equal_weights_change_no_bit_and_a_column_that_nobody_names_is_not_read(train: Train) -> None:
+def test_equal_weights_change_no_bit_and_a_column_that_is_ignored_is_not_read(train: Train) -> None:
     unnamed = [{**row, "weight": weight} for row, weight in zip(ROWS, TIMES, strict=True)]
-    plain, equal = train("plain", unnamed, "data.columns={}"), train("equal", weighted([0.3] * 6))
+    plain, equal = (
+        train("plain", unnamed, "data.columns={}", "data.ignore=[weight]"),
+        train("equal", weighted([0.3] * 6)),
+    )
     assert all(torch.equal(tensor, adapter(plain)[name]) for name, tensor in adapter(equal).items())
     assert read_losses(equal) == read_losses(plain)
 

@@ -28,8 +28,14 @@ def test_a_setting_goes_before_its_preset() -> None:
 @pytest.mark.parametrize(
     "settings, sentence",
     [
-        ({"randaugment": 2, "trivialaugment": True}, "Write randaugment=0 or trivialaugment=false"),
-        ({"preset": "strong", "randaugment": 2}, "Write randaugment=0 or trivialaugment=false"),
+        (
+            {"randaugment": 2, "trivialaugment": True},
+            "Write image.augment.randaugment=0 or image.augment.trivialaugment=false",
+        ),
+        (
+            {"preset": "strong", "randaugment": 2},
+            "Write image.augment.randaugment=0 or image.augment.trivialaugment=false",
+        ),
         ({"horizontal_flip": True}, "Write a number, such as 0.5"),
         ({"randaugment_magnitude": 12}, "Add randaugment=2"),
         ({"crop_ratio": [1, 1]}, "Add crop_scale=[0.5,1]"),
