@@ -334,6 +334,7 @@ def test_a_sweep_measures_its_best_by_one_section_before_and_after(recipe: Path,
         "of=prefer",
         "sweep.over.prefer.beta=[0.1, 0.5]",
         "prefer.loss=ipo",
+        "prefer.length=sum",
         "evaluate.every=3",
     ]
     found = run(recipe, tmp_path / "sweep", *sweep)
