@@ -8,23 +8,11 @@ from typing import Any
 import pytest
 
 from tests.workbench.data.reading import config, write
+from tests.workbench.data.text.test_formats import learnt, only, turns
 from workbench.data.text import preference_pairs
-from workbench.data.text.formats import Example, read
+from workbench.data.text.formats import read
 from workbench.data.text.preference_pairs import PreferenceEncoder
 from workbench.errors import DataError
-
-
-def only(folder: Path, row: dict[str, Any], **data: Any) -> Example:
-    (example,) = read(write(folder, [row]), config(**data), skipped=[])
-    return example
-
-
-def turns(example: Example) -> list[tuple[str, str]]:
-    return [(message["role"], message["content"]) for message in example.messages]
-
-
-def learnt(example: Example) -> list[str]:
-    return [m["content"] for m in example.messages if m["role"] == "assistant" and m.get("loss", True)]
 
 
 def dialogue(**flag: Any) -> list[dict[str, Any]]:
