@@ -171,7 +171,10 @@ def test_a_job_of_an_earlier_server_is_known_and_stopped(tmp_path: Path) -> None
     words = ("run", "x")
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-m", "workbench.cli", *words])
     try:
-        job = QueuedCommand(1, "run", words, "x", "running", process.pid, psutil.Process(process.pid).create_time())
+        started = psutil.Process(process.pid)
+        while not started.cmdline():  # its words come a moment after its beginning
+            time.sleep(0.01)
+        job = QueuedCommand(1, "run", words, "x", "running", process.pid, started.create_time())
         (state_folder(tmp_path) / "jobs.json").write_text(json.dumps([asdict(job)]))
         queue = JobQueue(tmp_path)
         queue.go_on()
