@@ -72,6 +72,8 @@ class PredictionTable(NamedTuple):
     """Rows that could not be read, each with its reason, where `data.on_bad_row` is `skip`."""
     read: Sequence[RawRow] | None = None
     """The row that each line is of, where the file is not one of texts."""
+    notes: Sequence[str] = ()
+    """Sentences on a file that was written as a sample submission is."""
 
     @property
     def rows(self) -> int:

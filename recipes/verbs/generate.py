@@ -14,6 +14,7 @@ from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.config.task_facts import names
 from workbench.data import starter
+from workbench.data.images.picture_files import PictureFile
 from workbench.data.rows import read_rows
 from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
@@ -22,6 +23,7 @@ from workbench.models import exported
 from workbench.models.exported import ExportedModel
 from workbench.recipes.task import PredictionTable, ScoringOptions, implementation
 from workbench.recipes.tasks.sft.task import question_ids
+from workbench.recipes.verbs import submission
 from workbench.recipes.verbs.evaluate import asked_config
 from workbench.runs import files, run_directory
 from workbench.runs.ranks import joined
@@ -39,6 +41,7 @@ def predict(
     overrides: Sequence[str] = (),
     *,
     out: Path | str | None = None,
+    like: Path | str | None = None,
     max_new_tokens: int = 256,
     trust: bool = False,
 ) -> PredictionTable:
@@ -52,6 +55,8 @@ def predict(
         overrides: `key=value` words of sections data and evaluate. With `data.on_bad_row=skip` unreadable rows are left
             out.
         out: A .jsonl, .csv or .parquet file to write; None: none.
+        like: A leaderboard's sample submission: `out` has its rows in its order, and its columns. Rows that cannot be
+            read have a fallback there, which `notes` names.
         max_new_tokens: Of an answer, where the model writes text.
         trust: Execute the Python code that the run's config.yaml names.
 
@@ -73,8 +78,13 @@ def predict(
     run, out = Path(run), None if out is None else Path(out)
     if out is not None and out.suffix not in WRITERS:
         raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
+    if like is not None and (out is None or out.suffix != ".csv"):
+        raise ConfigError("--like writes a file such as the sample. Write --out FILE.csv.")
     if out is not None and out.exists():
         raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
+    if like is not None:
+        submission.read_sample(Path(like))
+        overrides = ["data.on_bad_row=skip", *overrides]
     config = asked_config(run, overrides, verb="predict", trust=trust)
     ranks = joined()
     scoring = dealt_results(ranks)
@@ -85,8 +95,11 @@ def predict(
     predictions = implementation(config).predict(
         run, input, config, ScoringOptions(scoring, Trust(trust), max_new_tokens)
     )
+    if like is not None and out is not None and ranks.first:
+        notes = submission.write(predictions, run, input, config, like=Path(like), out=out)
+        predictions = predictions._replace(notes=notes)
     predictions = predictions._replace(table=_beside_input(predictions, input, config))
-    if out is not None and ranks.first:
+    if like is None and out is not None and ranks.first:
         table = predictions.table
         if out.suffix == ".jsonl":
             content = str(table.to_json(orient="records", lines=True, force_ascii=False)).encode()
@@ -124,7 +137,8 @@ def _beside_input(predictions: PredictionTable, source: str, config: RunConfig) 
 
 
 def _cell(value: Any) -> Any:
-    """A value of the input as every kind of file can hold it."""
+    """A value of the input as every kind of file can hold it; a picture by its name."""
+    value = value.name if isinstance(value, PictureFile) else value
     return value if value is None or isinstance(value, (str, bool, int, float)) else json.dumps(value, default=str)
 
 

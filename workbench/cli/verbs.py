@@ -276,6 +276,9 @@ def predict(
     input: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
     out: Annotated[Path, typer.Option(help="A .jsonl, .csv or .parquet file to write.")],
     overrides: RunSettings = None,
+    like: Annotated[
+        Path | None, typer.Option(help="A leaderboard's sample submission, whose rows are written.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     devices: Devices = None,
     trust: Trusted = False,
@@ -287,10 +290,12 @@ def predict(
         from workbench.recipes.verbs.generate import predict as answer
         from workbench.runs.ranks import joined
 
-    summary = answer(run, input, overrides or (), out=out, max_new_tokens=max_new_tokens, trust=trust)
+    summary = answer(run, input, overrides or (), out=out, like=like, max_new_tokens=max_new_tokens, trust=trust)
     if not joined().first:
         return
     typer.echo(f"{summary.rows} answers in {out}")
+    for note in summary.notes:
+        typer.echo(note)
     for reason in summary.left_out[:20]:
         typer.echo(f"left out: {reason}", err=True)
     if (more := len(summary.left_out) - 20) > 0:

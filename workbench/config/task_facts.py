@@ -128,6 +128,8 @@ class TaskFacts:
     """Section that names, as `start`, a run that training may go on from."""
     predicts: tuple[str, str] | None = ("answers.csv", "answer every row of a file")
     """A name for what `predict` writes, and what it does; None where nothing is predicted."""
+    answer: str | None = None
+    """Column of predictions that is the answer for a row, as a leaderboard wants it; None where no one column is."""
     report: Literal["text", "classes", "tags", "retrieval", "preferences", "rewards", "reinforcement"] = "text"
     """Kind of the report's pages and of the console's closing tables."""
     score: str = "loss"

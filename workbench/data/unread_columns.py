@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import DataConfig
-from workbench.config.sections.basic_sections import MARGIN, WEIGHT
+from workbench.config.sections.basic_sections import ID, MARGIN, WEIGHT
 from workbench.errors import DataError
 
 ROW_FLAGS = ("train", "training", "trainable", "loss", "loss_mask", "masked")
@@ -84,7 +84,7 @@ def in_words(found: Mapping[str, Iterable[str]], reads: Collection[str] | None) 
 
 def columns_in_file(config: DataConfig, names: Iterable[str]) -> set[str]:
     """Columns of a file that stand for `names`, and those that sections of `data` name."""
-    optional = (WEIGHT, MARGIN)  # read where they are named
+    optional = (WEIGHT, MARGIN, ID)  # read where they are named
     own = {config.columns.get(name, name) for name in names if name not in optional or name in config.columns}
     beside = (config.fold.group, config.fold.column, config.fold.time, config.curriculum.column)
     return (

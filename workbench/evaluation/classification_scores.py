@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor, nn
 
+from workbench.config.sections.basic_sections import ID
 from workbench.config.sections.classes_config import Kind
 from workbench.data import named_sets
 from workbench.data.batching import Indices, MicroBatch
+from workbench.data.images.picture_files import PictureFile
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Label, Labels
 from workbench.data.labelled.records import RowReader
@@ -182,7 +184,8 @@ def predict_outputs(
 def predictions_table(
     labels: Labels, rows: LabelledSet, values_NC: Floats, reader: RowReader, *, labelled: bool
 ) -> pd.DataFrame:
-    """The table of predictions: place, content, label if `labelled`, prediction, and a column `p_CLASS` for each class.
+    """The table of predictions: place, content, prediction, and a column `p_CLASS` for each class; if `labelled`, label
+    and the id that `data.columns` names.
 
     Labels of several classes are lists. `values_NC`: probabilities of the classes, or numbers, as `Labels.values`
     returns them.
@@ -196,6 +199,9 @@ def predictions_table(
         "row": [record.place for record in rows.records],
         reader.title: [reader.describe(record) for record in rows.records],
     }
+    if labelled and (named := reader.data.columns.get(ID)) is not None:
+        cells = (record.row.columns.get(named) for record in rows.records)
+        columns[ID] = [cell.name if isinstance(cell, PictureFile) else str(cell) for cell in cells]
     if labelled:
         columns["label"] = [cell(label) for label in rows.labels]
     columns["predicted"] = [cell(label) for label in labels.predicted(values_NC)]

@@ -104,6 +104,7 @@ FACTS = register(
         serves=True,
         report="classes",
         predicts=("answers.csv", "answer every row of a file"),
+        answer="predicted",
         score="accuracy",
         higher_is_better=True,
     )

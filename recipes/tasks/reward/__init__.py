@@ -60,6 +60,7 @@ FACTS = register(
         check=_check,
         report="rewards",
         predicts=("answers.csv", "rate every answer of a file"),
+        answer="reward",
         score="accuracy",
         higher_is_better=True,
     )

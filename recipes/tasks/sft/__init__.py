@@ -9,6 +9,7 @@ FACTS = register(
         module="workbench.recipes.tasks.sft.task",
         head="text",
         writes_text=True,
+        answer="answer",
         serves=True,
         start="train",
         answers=True,

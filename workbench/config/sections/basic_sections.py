@@ -28,6 +28,8 @@ from workbench.schema import MayExecute, Section, Unit, did_you_mean
 
 WEIGHT = "weight"
 """Column with how often a training row counts, which is read only where `data.columns` names it."""
+ID = "id"
+"""Column with the name of a row, which tables of predictions carry where `data.columns` names it."""
 MARGIN = "margin"
 """Column with how much better the chosen answer of a pair is, which is read only where `data.columns` names it."""
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -173,6 +175,7 @@ class DataConfig(Section):
     columns: Annotated[dict[str, str], BeforeValidator(_of_texts)] = Field(default_factory=dict)
     """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}. {weight: found} names one
     with how often each training row counts in the loss, 1e-6 to 1e6; the loss is divided by the sum of the weights.
+    {id: found} names one with a name of each row of `classify`, which predictions and out_of_fold.parquet carry.
     {margin: found} names one with by how much the reward of the chosen answer is to be higher (recipe prefer)."""
     ignore: tuple[str, ...] = ()
     """Columns, and keys of messages, that are left out on purpose, such as [images, id]. Others that nothing reads are

@@ -43,6 +43,9 @@ class ClassesConfig(Section):
     """
     keep: Literal["start", "end", "ends", "middle"] = "start"
     """Part of a column that stays when it is cut: its start, its end, half of each, or its middle."""
+    columns: tuple[str, ...] = ()
+    """Columns that are classes, with 1 in a row that has the class and 0 elsewhere (one-hot): exactly one 1 where
+    `kind` is one, any number where it is several. Empty: one column, `label`."""
     separator: str | None = Field(default=None, min_length=1)
     """Separator of the classes of a label, such as ",", where `kind` is several and labels are not lists."""
     every_class: bool = True
@@ -84,6 +87,11 @@ class ClassesConfig(Section):
             raise ValueError(f"{chosen[0]} is for labels that are one class; kind is {self.kind}. Leave it out.")
         if self.kind == "number" and (self.gamma or self.smoothing):
             raise ValueError("gamma and smoothing are for classes; kind is number. Leave them out.")
+        if self.columns and (self.kind not in ("one", "several") or self.separator is not None):
+            also = "separator" if self.separator is not None else f"kind {self.kind}"
+            raise ValueError(f"columns hold 1 or 0 for a class each, and {also} is for one column. Leave one out.")
+        if self.columns and (len(set(self.columns)) < len(self.columns) or len(self.columns) < 2):
+            raise ValueError("columns are several, each named once. Write columns=[a,b], or leave it out for `label`.")
         if self.separator is not None and self.kind != "several":
             raise ValueError(
                 f"separator is for kind several; kind is {self.kind}. Leave it out, or write kind: several."
@@ -123,6 +131,11 @@ class ClassesConfig(Section):
     def label(self) -> str:
         """The column of the label, before data.columns renames it."""
         return "winner" if self.kind == "pair" else "label"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns of the label: `label`, or one for each class."""
+        return self.columns or (self.label,)
 
 
 def rarest(counts: Sequence[int]) -> int | None:

@@ -6,6 +6,7 @@ It is used where `data.format` is `image`; workbench/data/images/ carries it out
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -258,6 +259,10 @@ class ImageConfig(Section):
 
     column: str = Field(default="image", min_length=1)
     """Column of a table that holds the picture: a path (from the table's folder), bytes, or both as `datasets` do."""
+    folder: str | dict[str, str] | None = None
+    """Folder, or zip or tar archive, of the pictures that a table names, with or without their suffix: from the table's
+    folder, or from here. {table: folder} where tables have pictures of their own, such as {train.csv: train_images,
+    test.csv: test_images}. null: `column` holds whole paths."""
     size: Annotated[Annotated[int, Field(ge=8)] | None, Unit("pixels")] = None
     """Side of the square that the model reads, in pixels; null: as the backbone was trained."""
     prepare: PrepareConfig = PrepareConfig()
@@ -272,3 +277,9 @@ class ImageConfig(Section):
     time, none for a few pictures. Never changes the result."""
     max_pixels: Annotated[PositiveInt, Unit("pixels")] = 100_000_000
     """Most pixels of a picture file; larger ones are refused before they are decoded (decompression bombs)."""
+
+    def folder_of(self, source: str) -> str | None:
+        """The folder of a table's pictures, which `folder` names by the table's path or name."""
+        if not isinstance(self.folder, dict):
+            return self.folder
+        return next((own for table, own in self.folder.items() if table in (source, PurePath(source).name)), None)

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.config.sections.basic_sections import WEIGHT
+from workbench.config.sections.basic_sections import ID, WEIGHT
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.sections.folds_config import DuplicatesConfig
 from workbench.config.sections.image_config import AugmentConfig, Depth, ImageConfig, PrepareConfig
@@ -234,18 +234,19 @@ class PictureReader:
         def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
             if labelled:
                 picture_sources.require_classes(source, first)
-            named = (self.classes.label, WEIGHT)
+            named = (*self.classes.labels, WEIGHT, ID)
             records.require_named(source, first, data, named, self.classes, labelled=labelled)
             records.require_label_columns(source, first, data, self.classes, labelled=labelled)
             return partial(records.labelled_record, config=data, classes=self.classes, labelled=labelled)
 
         skipped: list[str] = []
-        rows = partial(picture_sources.read_rows, column=self.image.column)
-        reads = {self.image.column, *columns_in_file(data, (self.classes.label, WEIGHT))}
+        folder = self.image.folder_of(source)
+        rows = partial(picture_sources.read_rows, column=self.image.column, folder=folder)
+        reads = {self.image.column, *columns_in_file(data, (*self.classes.labels, WEIGHT, ID))}
         converted = list(
             convert_rows(source, converter, data, skipped=skipped, limit=limit, reader=rows, reads=lambda _: reads)
         )
-        fingerprint = picture_sources.fingerprint(source, self.image.column)
+        fingerprint = picture_sources.fingerprint(source, self.image.column, folder)
         return self._stored(
             RecordSource(source, fingerprint, tuple(converted), tuple(skipped)),
             refuse=data.on_bad_row == "refuse",
@@ -288,7 +289,8 @@ class PictureReader:
         if self.ranges is not None:
             return self.ranges
         sources = tuple(own.train for own in self.data.training_files.values())
-        return _training_ranges(sources, self.image.column, self.image.max_pixels, self.image.depth)
+        folders = tuple(map(self.image.folder_of, sources))
+        return _training_ranges(sources, folders, self.image.column, self.image.max_pixels, self.image.depth)
 
     def size(self, record: LabelledRecord) -> tuple[int, int]:
         """Height and width of a picture as it comes."""
@@ -436,9 +438,12 @@ def saved_format(folder: Path) -> SavedFormat:
 
 
 @lru_cache(maxsize=1)
-def _training_ranges(sources: tuple[str, ...], column: str, max_pixels: int, depth: Depth) -> ValueRanges:
+def _training_ranges(
+    sources: tuple[str, ...], folders: tuple[str | None, ...], column: str, max_pixels: int, depth: Depth
+) -> ValueRanges:
     """Ranges of the deep pictures of data.train, or of all of data.sources."""
-    rows = (row for source in sources for row in picture_sources.read_rows(source, column))
+    places = zip(sources, folders, strict=True)
+    rows = (row for source, folder in places for row in picture_sources.read_rows(source, column, folder))
     candidates = (row.columns[column] for row in rows if not row.mistake)
     deep = [file for file in candidates if file.may_be_deep()]
     return preparation.measure_ranges(deep, max_pixels=max_pixels, depth=depth, folder=cache_folder() / "value_ranges")

@@ -24,7 +24,7 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -265,11 +265,9 @@ def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
     classes as evenly as they can. Raises DataError: it holds no pictures, an empty class folder, two folders for one
     class, several splits, or files of which it is not clear what they are.
     """
-    archive = archive_of(path)
-    tree = _tree_of_folder(path) if archive is None else _tree_of_archive(path, archive)
+    tree = _tree_of(path)
     # Folders that hold a single folder and nothing else, as archives of a folder do, are left out.
-    while len(tops := {each.parts[0] for each in (*tree.files, *tree.folders)}) == 1:
-        below = tree.below(*tops)
+    while (below := _only_folder(tree)) is not None:
         if not below.folders or any(len(file.parts) == 1 for file in below.files):
             break
         tree = below
@@ -356,6 +354,17 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f" Did you mean `{near[0]}`?" if near else f" There are: {', '.join(known[:8]) or 'none'}."
 
 
+def _tree_of(path: Path) -> _Tree:
+    archive = archive_of(path)
+    return _tree_of_folder(path) if archive is None else _tree_of_archive(path, archive)
+
+
+def _only_folder(tree: _Tree) -> _Tree | None:
+    """The one folder of a tree that holds nothing else."""
+    tops = {each.parts[0] for each in (*tree.files, *tree.folders)}
+    return tree.below(*tops) if len(tops) == 1 and not any(len(file.parts) == 1 for file in tree.files) else None
+
+
 def _tree_of_folder(folder: Path) -> _Tree:
     def refuse(error: OSError) -> None:
         raise error
@@ -413,7 +422,7 @@ LARGEST = 100_000_000  # pixels of a picture that may be a mask
 LABEL = "label"  # column of the class that folders and idx files say
 
 
-def read_rows(source: str, column: str = "image") -> Iterator[RawRow]:
+def read_rows(source: str, column: str = "image", folder: str | None = None) -> Iterator[RawRow]:
     """Yield the rows of a source of pictures; each has a `PictureFile` in `column`. Raises DataError: the source is
     missing, holds no pictures, or does not say clearly which class they have.
 
@@ -422,6 +431,7 @@ def read_rows(source: str, column: str = "image") -> Iterator[RawRow]:
             a folder of tables, or a hub data set.
         column: The picture in a table: a path from the table's folder, the bytes of a file, or both, as `datasets` do;
             in a table of text the bytes in base64, or a data URI.
+        folder: The folder or archive whose pictures a table names, with or without their suffix.
     """
     path = _path(source)
     if is_idx(path):
@@ -441,7 +451,7 @@ def read_rows(source: str, column: str = "image") -> Iterator[RawRow]:
         if not path.exists() and (suffix in ARCHIVES or (parent.name and parent.is_dir())):
             known = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
             raise DataError(f"{source}: no such file or folder.{nearest(path.name, known)}")
-        yield from _rows_of_table(source, path, column)
+        yield from _rows_of_table(source, path, column, folder)
 
 
 def require_classes(source: str, row: RawRow) -> None:
@@ -458,7 +468,7 @@ def require_classes(source: str, row: RawRow) -> None:
         )
 
 
-def fingerprint(source: str, column: str = "image") -> str:
+def fingerprint(source: str, column: str = "image", folder: str | None = None) -> str:
     """Identify the content of all files of a source by SHA-256, with their names; of a hub data set, id@commit."""
     path = _path(source)
     if is_idx(path):
@@ -471,7 +481,7 @@ def fingerprint(source: str, column: str = "image") -> str:
         if not os.path.exists(path):
             return table
         hasher.update(table.encode())
-    for row in read_rows(source, column):
+    for row in read_rows(source, column, folder):
         file = row.columns.get(column)
         if isinstance(file, PictureFile) and (file.path is not None):
             hasher.update(f"{row.place}\0{row.columns.get(LABEL)}\0".encode())
@@ -499,8 +509,9 @@ def _is_picture(path: Path) -> bool:
 _OTHER_ARCHIVES = (".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 
 
-def _rows_of_table(source: str, path: Path, column: str) -> Iterator[RawRow]:
+def _rows_of_table(source: str, path: Path, column: str, named: str | None) -> Iterator[RawRow]:
     folder = path if path.is_dir() else path.parent
+    find = None if named is None else _finder(named, folder, column)
     on_hub = not os.path.exists(path) and hub_datasets.is_id(source)
     known: list[str] | None = None
     for row in rows.read_rows(source):
@@ -515,11 +526,62 @@ def _rows_of_table(source: str, path: Path, column: str) -> Iterator[RawRow]:
                     "Write image.column with the name of the column."
                 )
         try:
-            file = _picture(row.columns.get(column), row.place, None if on_hub else folder, column)
+            cell = row.columns.get(column)
+            file = (None if find is None else find(cell)) or _picture(
+                cell, row.place, None if on_hub else folder, column
+            )
         except DataError as error:
             yield RawRow(row.place, row.columns, str(error))
         else:
             yield RawRow(row.place, {**row.columns, column: file})
+
+
+def _finder(named: str, beside: Path, column: str) -> Callable[[Any], PictureFile | None]:
+    """What finds the picture of a cell that is a name in `image.folder`, with or without suffix; None for other cells.
+    A name that is several pictures, or none, is refused."""
+    places = (beside / named, Path(named).expanduser())
+    if (path := next((each for each in places if each.exists() or archive_of(each)), None)) is None:
+        raise DataError(
+            f"image.folder: {named} is neither in {beside} nor in {Path.cwd()}. Write the folder, or the zip or tar "
+            "archive, that holds the pictures."
+        )
+    if path.is_file() and archive_of(path) is None:
+        raise DataError(f"image.folder: {path} is a file. Write the folder that holds the pictures.")
+    tree = _tree_of(path)
+    while not any(len(file.parts) == 1 for file in tree.files) and (below := _only_folder(tree)) is not None:
+        tree = below
+    pictures = sorted(file for file in tree.files if file.suffix.lower() in (*PICTURES, *_UNREADABLE))
+    if not pictures:
+        raise DataError(f"image.folder: {path} holds no pictures. Write the folder that does.")
+    whole, by_stem = set(pictures), dict[str, list[PurePosixPath]]()
+    for file in pictures:
+        by_stem.setdefault(str(file.with_suffix("")), []).append(file)
+
+    def find(cell: Any) -> PictureFile | None:
+        if isinstance(cell, int) and not isinstance(cell, bool):
+            cell = str(cell)
+        if not isinstance(cell, str) or not (name := cell.strip()) or len(name) > _LONGEST_SHOWN:
+            return None
+        try:
+            files = [file] if (file := PurePosixPath(name)) in whole else by_stem.get(str(file), [])
+        except ValueError:
+            return None
+        if len(files) > 1:
+            raise DataError(
+                f"`{column}`: {name} is {len(files)} pictures of {path}: {', '.join(map(str, files))}. Write the whole "
+                "name of one."
+            )
+        if files:
+            return replace(tree.picture(files[0]), name=name)
+        if os.path.isabs(name) or (beside / name).is_file() or _of_text(name, column) is not None:
+            return None
+        some = ", ".join(map(str, pictures[:3]))
+        raise DataError(
+            f"`{column}`: {path} has no picture {name}, with or without suffix; it has {some}. Correct the name, or "
+            "write image.folder with the folder that has it."
+        )
+
+    return find
 
 
 def _picture(value: Any, place: str, folder: Path | None, column: str) -> PictureFile:
@@ -547,7 +609,8 @@ def _picture(value: Any, place: str, folder: Path | None, column: str) -> Pictur
     except (OSError, ValueError):  # longer than a path may be, or with a sign that none has
         raise DataError(f"`{column}`: {shown} is neither a path nor a picture in base64.") from None
     raise DataError(
-        f"`{column}`: {shown} {kind} ({folder or Path()}/{shown}). Paths are taken from the table's folder."
+        f"`{column}`: {shown} {kind} ({folder or Path()}/{shown}). Paths are taken from the table's folder: write "
+        "image.folder=FOLDER where another one holds the pictures, or where names have no suffix."
     )
 
 

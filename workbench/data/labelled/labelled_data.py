@@ -250,6 +250,8 @@ class LabelledSet(WholeRows):
         quality_facts = {} if self.contamination is None else {"contamination": self.contamination.facts()}
         quality_facts |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
         counted: dict[str, Any] = {"classes": dict(sorted(classes.items()))}
+        numbers = [each for each in self.labels if isinstance(each, float)]
+        counted |= {"mean_label": float(np.mean(numbers))} if numbers else {}
         counted |= {"sources": self.rows_by_source} if self.sources else {}
         return {**named_sets.shared_facts(self, supervised_tokens=len(self)), **counted, **quality_facts}
 

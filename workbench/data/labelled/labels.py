@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -176,6 +176,29 @@ def read(value: Any, config: ClassesConfig) -> Label | None:
             raise DataError(f"`winner` must be a, b or tie, found {excerpt(value)}.")
         return _WINNERS[name.lower()]
     return name
+
+
+def read_columns(columns: Mapping[str, Any], config: ClassesConfig) -> Label | None:
+    """Convert the cells of `classes.columns` to a label; None where all are empty. Raises DataError: one is neither 0
+    nor 1, or a row that is to have one class has none or several."""
+    cells = {name: columns.get(name) for name in config.columns}
+    if all(cell is None or cell != cell or cell == "" for cell in cells.values()):
+        return None
+    known = {"0": False, "1": True, "false": False, "true": True}
+    for name, cell in cells.items():
+        number = finite(cell)
+        cells[name] = known.get(f"{number:g}" if number is not None else str(cell).strip().lower())
+        if cells[name] is None:
+            raise DataError(f"`{name}` must be 1 in a row that has this class and 0 elsewhere, found {excerpt(cell)}.")
+    names = tuple(name for name, has in cells.items() if has)
+    if config.kind == "several":
+        return names
+    if len(names) != 1:
+        found = (
+            f"none of {', '.join(cells)} is 1" if not names else f"{' and '.join(f'`{each}`' for each in names)} are 1"
+        )
+        raise DataError(f"{found}, and a row has one class. Correct it, or write classes.kind=several.")
+    return names[0]
 
 
 def _name(value: Any) -> str:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from workbench.config import DataConfig
-from workbench.config.sections.basic_sections import WEIGHT
+from workbench.config.sections.basic_sections import ID, WEIGHT
 from workbench.config.sections.classes_config import PAIR_FIELDS, ClassesConfig
 from workbench.data import named_sets, resampling
 from workbench.data.batching import Indices
@@ -166,7 +166,7 @@ def read(
     config = config if weighted else config.unweighted
 
     def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
-        require_named(source, first, config, (*classes.fields, classes.label, WEIGHT), classes, labelled=labelled)
+        require_named(source, first, config, (*classes.fields, *classes.labels, WEIGHT, ID), classes, labelled=labelled)
         for name in classes.fields:
             if len(classes.fields) == 1 or classes.kind == "pair":
                 _require_column(source, first, config, name)
@@ -174,7 +174,7 @@ def read(
         return partial(_record, config=config, classes=classes, labelled=labelled)
 
     skipped: list[str] = []
-    reads = columns_in_file(config, (*classes.fields, classes.label, WEIGHT))
+    reads = columns_in_file(config, (*classes.fields, *classes.labels, WEIGHT, ID))
     records = convert_rows(source, converter, config, skipped=skipped, limit=limit, reads=lambda _: reads)
     table = RecordTable.of(records)  # read before what was skipped is known
     return RecordSource(source, fingerprint(source, config), table, tuple(skipped))
@@ -187,7 +187,9 @@ def labelled_record(
     if not labelled:
         return LabelledRecord(row, fields)
     columns = renamed(row.columns, config.columns)
-    label = labels.read(columns.get(classes.label), classes)
+    label = (
+        labels.read_columns(columns, classes) if classes.columns else labels.read(columns.get(classes.label), classes)
+    )
     if label is None:
         raise DataError(
             f"`{classes.label}` is empty: the row has no label. Move unlabelled rows to a file of their own."
@@ -205,7 +207,7 @@ def require_named(
     for name, in_file in config.columns.items():
         if name not in known:
             raise DataError(f"data.columns: `{name}` is no column that is read here.{did_you_mean(name, known)}")
-        if in_file not in row.columns and (labelled or name != classes.label):
+        if in_file not in row.columns and (labelled or name not in classes.labels):
             raise DataError(
                 f"data.columns: {source} has no column `{in_file}`.{did_you_mean(in_file, list(row.columns))}"
             )
@@ -217,8 +219,16 @@ def require_label_columns(
     """Raise DataError where the first row of a source has no label or no weight."""
     if (named := config.columns.get(WEIGHT)) is not None and named not in row.columns:
         raise DataError(f"data.columns: {source} has no column `{named}`.{did_you_mean(named, list(row.columns))}")
-    if labelled:
+    if not labelled:
+        return
+    if not classes.columns:
         _require_column(source, row, config, classes.label)
+    for name in classes.columns:
+        if name not in renamed(row.columns, config.columns):
+            raise DataError(
+                f"classes.columns: {source} has no column `{name}`.{did_you_mean(name, list(row.columns))} Write the "
+                "columns that hold 1 where a row has the class."
+            )
 
 
 def _require_column(source: str, row: RawRow, config: DataConfig, name: str) -> None:
@@ -267,6 +277,10 @@ class NamedColumns(NamedTuple):
 
 class RowReader(Protocol):
     """Reads labelled rows, and converts them to inputs of one backbone."""
+
+    @property
+    def data(self) -> DataConfig:
+        """How files are read."""
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import re
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -383,3 +384,40 @@ def test_the_fingerprint_of_a_table_follows_its_files(tmp_path: Path) -> None:
     before = fingerprint(source)
     (tmp_path / "a/0.png").write_bytes(b"other")
     assert fingerprint(source) != before
+
+
+def test_names_in_a_folder_of_pictures_are_found_without_suffix(tmp_path: Path) -> None:
+    filled(tmp_path / "train_images", {"a1.png": b"1", "b2.JPG": b"2", "deep/c.3.jpeg": b"3", "17.png": b"4"})
+    zipped(tmp_path / "t.zip", {f"t/{name}": content for name, content in (("a1.png", b"1"), ("17.png", b"4"))})
+    rows = [{"id": name} for name in ("a1", "b2.JPG", "deep/c.3", 17)]
+    source = table(rows, tmp_path / "t.jsonl")
+    found = [row.columns["id"] for row in read_rows(str(source), "id", "train_images")]
+    assert [(file.name, file.read()) for file in found] == [
+        *(("a1", b"1"), ("b2.JPG", b"2"), ("deep/c.3", b"3"), ("17", b"4"))
+    ]
+    archived = read_rows(str(table([rows[0], rows[3]], tmp_path / "u.jsonl")), "id", str(tmp_path / "t.zip"))
+    assert [row.columns["id"].read() for row in archived] == [b"1", b"4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "says"),
+    [
+        ("twice", "own", "twice is 2 pictures of .*: twice.jpg, twice.png. Write the whole name"),
+        ("none", "own", "has no picture none, with or without suffix; it has twice.jpg, twice.png"),
+        ("twice", "nowhere", "image.folder: nowhere is neither in"),
+        ("twice", "t.jsonl", "is a file. Write the folder"),
+        ("twice", "empty", "holds no pictures"),
+        ("twice", None, "write image.folder=FOLDER"),
+    ],
+)
+def test_names_that_are_no_picture_or_several_are_refused(
+    tmp_path: Path, name: str, folder: str | None, says: str
+) -> None:
+    filled(tmp_path / "own", {"twice.png": b"1", "twice.jpg": b"2"})
+    (tmp_path / "empty").mkdir()
+    source = table([{"image": name}], tmp_path / "t.jsonl")
+    try:
+        message = next(read_rows(str(source), "image", folder)).mistake
+    except DataError as error:
+        message = str(error)
+    assert re.search(says, message)

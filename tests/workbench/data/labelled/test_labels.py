@@ -102,3 +102,33 @@ def test_numbers_that_are_to_be_classes_are_refused(names: list[str], numbers: b
     with pytest.raises(DataError, match=r"classes\.kind=number"):
         labels.require_classes("one", names, source="rows.csv")
     labels.require_classes("several", names, source="rows.csv")
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells", "wanted"),
+    [
+        ("one", {"a": "0", "b": "1"}, "b"),
+        ("one", {"a": 1.0, "b": 0}, "a"),
+        ("one", {"a": False, "b": True}, "b"),
+        ("one", {"a": "", "b": None}, None),
+        ("several", {"a": "0", "b": "0.0"}, ()),
+        ("several", {"a": 1, "b": "1"}, ("a", "b")),
+    ],
+)
+def test_one_hot_columns(kind: str, cells: dict[str, Any], wanted: Label | None) -> None:
+    assert labels.read_columns(cells, ClassesConfig(kind=kind, columns=("a", "b"))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells", "says"),
+    [
+        ("one", {"a": 1, "b": 1}, "`a` and `b` are 1, and a row has one class. .*classes.kind=several"),
+        ("one", {"a": "0", "b": "0"}, "none of a, b is 1"),
+        ("several", {"a": 0.5, "b": 1}, "`a` must be 1 .* found 0.5"),
+        ("several", {"a": "1", "b": ""}, "`b` must be 1"),
+        ("one", {"a": "yes", "b": 1}, "`a` must be 1 .* found 'yes'"),
+    ],
+)
+def test_one_hot_columns_that_contradict(kind: str, cells: dict[str, Any], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        labels.read_columns(cells, ClassesConfig(kind=kind, columns=("a", "b")))
