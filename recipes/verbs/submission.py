@@ -244,7 +244,7 @@ def _probability(name: str, prior: Mapping[str, float], says: str) -> Column:
 
 def _class_columns(columns: Sequence[str], classes: Sequence[str]) -> dict[str, str] | None:
     """The class of each column: its name, or what follows the words that all begin with, such as `p_cat`."""
-    shared = re.match(r"(?:.*[\W_])?", os.path.commonprefix(list(columns)))
+    shared = re.match(r"(?:.*[\W_])?", os.path.commonprefix(list(columns)))  # noqa: RUF071 - of letters
     for start in (0, shared.end() if shared else 0):
         found = {column: column[start:].strip() for column in columns}
         if {*found.values()} <= {*classes}:

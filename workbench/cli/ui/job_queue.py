@@ -212,7 +212,8 @@ class JobQueue:
             process = psutil.Process(job.pid)
             words = process.cmdline()[-len(job.words) - 2 :]
             known = (process.uids().real, words) == (os.getuid(), _command(job)[1:])
-            known = known and abs(process.create_time() - (job.born or 0)) < 2  # Linux dates it anew where the clock is set
+            # Linux dates it anew where the clock is set.
+            known = known and abs(process.create_time() - (job.born or 0)) < 2
             return process if known and process.status() != psutil.STATUS_ZOMBIE else None
         except (psutil.Error, ValueError, OverflowError):
             return None
