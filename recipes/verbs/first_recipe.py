@@ -16,7 +16,9 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.recipes import editor_line
 from workbench.recipes.inspection import Inspection
 from workbench.recipes.load import load
+from workbench.recipes.verbs import leaderboard
 from workbench.recipes.verbs.check import check
+from workbench.recipes.verbs.leaderboard import Leaderboard
 from workbench.recipes.verbs.plans.plan import solve
 from workbench.runs import files, units
 
@@ -64,6 +66,8 @@ class Wishes:
     """As `budget.time`; None: one pass over the rows, or what the shipped recipe does."""
     overrides: Sequence[str] = ()
     """`key=value` words on top of the answers."""
+    leaderboard: Leaderboard | None = None
+    """The competition that the rows are of."""
 
 
 def suggested(rows: str) -> str:
@@ -73,6 +77,8 @@ def suggested(rows: str) -> str:
         WorkbenchError: The rows cannot be read.
     """
     path = Path(rows).expanduser()
+    if (competition := leaderboard.found(rows)) is not None:
+        return "picture-folds" if competition.pictures else "folds"
     if path.is_dir() or path.suffix in (".zip", ".tar"):
         try:
             next(iter(picture_sources.read_rows(rows)))
@@ -120,8 +126,7 @@ def write(wishes: Wishes, out: Path) -> str:
         "budget.time": "the schedule ends with it",
     }
     lines = [
-        f"workbench check {out}",
-        f"workbench run {out}",
+        *commands(wishes, out),
         f"To {GOALS[wishes.goal].says}; begun from {GOALS[wishes.goal].base}.",
     ]
     head = "".join(f"# {line}\n" for line in lines)
@@ -129,8 +134,20 @@ def write(wishes: Wishes, out: Path) -> str:
     return f"{peak} of {memory}, {_seconds(decided.plan.seconds)}weights in {weights}"
 
 
+def commands(wishes: Wishes, out: Path) -> list[str]:
+    """What to run after the recipe is written."""
+    if wishes.leaderboard is not None:
+        return wishes.leaderboard.commands(out)
+    return [f"workbench check {out}", f"workbench run {out}"]
+
+
 def _words(wishes: Wishes) -> Iterator[str]:
-    yield from (f"data.train={wishes.rows}", f"model.id={wishes.model}")
+    competition = wishes.leaderboard
+    yield from (f"data.train={competition.train if competition else wishes.rows}", f"model.id={wishes.model}")
+    if competition is not None:
+        yield from competition.words
+        if load(GOALS[wishes.goal].base).pseudo_label.unlabelled is not None and not competition.several:
+            yield f"pseudo_label.unlabelled={competition.test}"
     if not wishes.model.startswith("starter"):
         yield f"train.learning_rate={RATE}"
     if wishes.time is not None:

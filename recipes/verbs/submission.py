@@ -69,7 +69,7 @@ def write(
     sample, table = read_sample(like), predictions.table
     rows = _input_rows(source, config)
     names = [_names(row, config) for row in rows]
-    own, theirs = _id_columns(sample, names, source, like)
+    own, theirs = id_columns(sample, names, source, like)
     place_of = _places(rows, [each.get(theirs) for each in names], source, theirs)
     wanted = list(sample[own])
     if twice := sorted({each for each in wanted if wanted.count(each) > 1}) if len(set(wanted)) < len(wanted) else []:
@@ -140,7 +140,7 @@ def _written(value: str | float) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
 
 
-def _id_columns(sample: pd.DataFrame, names: Sequence[Mapping[str, str]], source: str, like: Path) -> tuple[str, str]:
+def id_columns(sample: pd.DataFrame, names: Sequence[Mapping[str, str]], source: str, like: Path) -> tuple[str, str]:
     """The column of ids in the sample and in the input: of one name, else the only two with the same values."""
     cells: dict[str, set[str]] = {}
     for row in names:
@@ -188,7 +188,7 @@ def _columns(values: pd.DataFrame, table: pd.DataFrame, run: Path, config: RunCo
     total = (train.get("rows") if several else None) or max(1, sum(counts.values()))
     prior = {name: counts[name] / total for name in classes}
     frequent = max(classes, key=prior.__getitem__)
-    if (of_column := _class_columns(list(values), classes)) is not None:
+    if (of_column := class_columns(list(values), classes)) is not None:
         hard = bool(cells) and {*cells} <= {"0", "1"}
         usual = {name: str(int(prior[name] >= 0.5 if several else name == frequent)) for name in classes}
 
@@ -242,7 +242,7 @@ def _probability(name: str, prior: Mapping[str, float], says: str) -> Column:
     return Column(says, lambda line: repr(line[f"p_{name}"]), repr(prior[name]), "the share of the class in training")
 
 
-def _class_columns(columns: Sequence[str], classes: Sequence[str]) -> dict[str, str] | None:
+def class_columns(columns: Sequence[str], classes: Sequence[str]) -> dict[str, str] | None:
     """The class of each column: its name, or what follows the words that all begin with, such as `p_cat`."""
     shared = re.match(r"(?:.*[\W_])?", os.path.commonprefix(list(columns)))  # noqa: RUF071 - of letters
     for start in (0, shared.end() if shared else 0):

@@ -658,7 +658,7 @@ def cp(recipe: Recipe, file: Annotated[Path, typer.Argument(help="The YAML file 
 
 @app.command()
 def init(
-    out: Annotated[Path, typer.Argument(help="The recipe to write.")] = Path("my.yaml"),
+    out: Annotated[Path, typer.Argument(help="The recipe to write; or the folder of rows.")] = Path("my.yaml"),
     overrides: Overrides = None,
     rows: Annotated[str | None, typer.Option(help="A file, a folder, or a hub data set.")] = None,
     goal: Annotated[str | None, typer.Option(help="answers, classes, folds, judged, rewards, embeddings ...")] = None,
@@ -672,12 +672,15 @@ def init(
     def answer(question: str, default: str) -> str:
         return str(typer.prompt(question, default=default)) if asks else default
 
+    if rows is None and out.is_dir():
+        rows, out = str(out), Path(f"{out.resolve().name}.yaml")
     if rows is None:
         if not asks:
             raise ConfigError("--rows: which rows to learn from? Write --rows FILE, a folder, or a hub data set.")
         rows = str(typer.prompt("Rows to learn from (a file, a folder, or a hub data set)"))
     with importing():
-        from workbench.recipes.verbs.first_recipe import GOALS, Wishes, suggested, write
+        from workbench.recipes.verbs import leaderboard
+        from workbench.recipes.verbs.first_recipe import GOALS, Wishes, commands, suggested, write
 
     if goal is None:
         goal = suggested(rows)
@@ -689,8 +692,10 @@ def init(
     memory = memory or answer("Memory of the device (such as 24GB; here: what is free on this machine)", "here")
     time = time or answer("Longest time (such as 90m; none: no limit)", "none")
     size = None if memory == "here" else units.byte_size(memory, name="--memory")
-    summary = write(Wishes(rows, goal, model, size, None if time == "none" else time, overrides or ()), out)
-    typer.echo(f"{out} written: {summary}.\nNext: workbench check {out}, then: workbench run {out}")
+    competition, limit = leaderboard.found(rows), None if time == "none" else time
+    wishes = Wishes(rows, goal, model, size, limit, overrides or (), competition)
+    summary = write(wishes, out)
+    typer.echo(f"{out} written: {summary}.\nNext: {', then: '.join(commands(wishes, out))}")
 
 
 @app.command("import")

@@ -207,7 +207,7 @@ def require_named(
     for name, in_file in config.columns.items():
         if name not in known:
             raise DataError(f"data.columns: `{name}` is no column that is read here.{did_you_mean(name, known)}")
-        if in_file not in row.columns and (labelled or name not in classes.labels):
+        if in_file not in row.columns and (labelled or name not in (*classes.labels, ID)):
             raise DataError(
                 f"data.columns: {source} has no column `{in_file}`.{did_you_mean(in_file, list(row.columns))}"
             )
