@@ -105,8 +105,8 @@ def _label(
         if {cell.strip() for row in rows for cell in map(row.__getitem__, known)} <= {"0", "1", "0.0", "1.0", ""}:
             return "", known
         raise DataError(
-            f"{train}: the sample asks for {', '.join(f'`{each}`' for each in known)}, which are no columns of 0 and 1: "
-            "several labels of their own. Write one recipe for each: --rows FILE data.columns='{label: NAME}'."
+            f"{train}: the sample asks for {', '.join(f'`{each}`' for each in known)}, which hold other than 0 and "
+            "1: several labels of their own. Write one recipe for each: --rows FILE data.columns='{label: NAME}'."
         )
     for each in learnt:
         if submission.class_columns(wanted, sorted({row[each].strip() for row in rows})) is not None:
