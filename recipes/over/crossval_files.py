@@ -82,7 +82,7 @@ def decided(
     corrected: KeptCorrection | None,
 ) -> dict[str, Any]:
     """Decisions that predicting other rows needs."""
-    fitted = combiner.fit(context.known, round_outputs.oof_MNC)
+    fitted = context.fitted(combiner, round_outputs)
     return {
         "round": round_outputs.number,
         "members": context.names,
@@ -149,7 +149,7 @@ def _folds(
     records: list[dict[str, Any]] = []
     for number, each in enumerate(context.members):
         mask_N = each.split.validation_N
-        temperature = combiner.fit(context.known, round_outputs.oof_MNC, ~mask_N).temperature
+        temperature = combiner.single_temperature(context.known, round_outputs.oof_MNC, ~mask_N)
         scores = classification_scores.scores(
             labels, round_outputs.oof_MNC[number, mask_N] / temperature, rows.targets_NC[mask_N]
         )

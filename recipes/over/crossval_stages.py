@@ -13,7 +13,7 @@ import numpy as np
 
 from workbench.config import RunConfig
 from workbench.crossval import ensembles, fold_adapters, neighbour_correction, prediction, pseudo_labels, suspects, tta
-from workbench.crossval.ensembles import Combiner, Mask, OutOfFold
+from workbench.crossval.ensembles import Combiner, FittedCombination, Mask, OutOfFold
 from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, RoundOutputs, outputs
 from workbench.crossval.neighbour_correction import Correction, NeighbourBank
 from workbench.crossval.stages import Predictions, StageLog
@@ -84,8 +84,8 @@ class CrossvalContext:
 
     @staticmethod
     def gates(config: RunConfig, data: FoldData, known: OutOfFold, views: Sequence[RowView]) -> int:
-        """Stages that out-of-fold rows may decide about, such as rounds of pseudo-labels, ensembles and views."""
-        rounds = config.pseudo_label.rounds if data.unlabelled is not None else 0
+        """Stages that have to be surely better out of fold, such as rounds of pseudo-labels, ensembles and views."""
+        rounds = config.pseudo_label.rounds if data.unlabelled is not None and config.pseudo_label.sure else 0
         wanted = config.ensemble.merge
         tried = [how for how in ensembles.candidates(wanted, known) if how != wanted]
         corrects = config.correction.is_on and not config.correction.is_forced
@@ -93,26 +93,32 @@ class CrossvalContext:
 
     def predictions(self, combiner: Combiner, round_outputs: RoundOutputs) -> Predictions:
         """Predictions of a round's adapters together, for labelled rows by fits that did not see them."""
-        fitted = combiner.fit(self.known, round_outputs.oof_MNC)
+        fitted = self.fitted(combiner, round_outputs)
         test_TC = None if round_outputs.test_MTC is None else fitted.values(self.data.labels, round_outputs.test_MTC)
         return Predictions(combiner.out_of_fold(self.known, round_outputs.oof_MNC), test_TC)
 
+    def fitted(self, combiner: Combiner, round_outputs: RoundOutputs) -> FittedCombination:
+        """What makes one prediction of all adapters of a round."""
+        return combiner.fit(self.known, round_outputs.oof_MNC, unseen_MUC=round_outputs.unseen_MUC)
+
     def calibrate(self, round_outputs: RoundOutputs) -> Combiner:
-        """The first predictions, and a temperature, without which later stages could not be compared."""
+        """The first predictions, and a temperature, where it makes the labels likelier."""
         plain, heated = Combiner(calibrate=False, how="mean"), Combiner(calibrate=True, how="mean")
         self.log.begin("supervised", "Adapters of the folds", self.predictions(plain, round_outputs))
         if not self.fold_context.config.ensemble.calibrate or self.data.labels.kind == "number":
             return plain
-        facts = {"temperature": heated.fit(self.known, round_outputs.oof_MNC).temperature}
-        self.log.offer(
-            "calibration",
-            "Calibration",
-            self.predictions(heated, round_outputs),
-            facts,
-            forced=True,
-            because="as later stages are held against calibrated probabilities; ensemble.calibrate=false leaves it out",
-        )
-        return heated
+        voices, together = heated.fit(self.known, round_outputs.oof_MNC), self.fitted(heated, round_outputs)
+        facts: dict[str, Any] = {
+            "temperature": voices.temperature,
+            "temperature of all adapters": together.temperature,
+        }
+        if (unseen_MUC := round_outputs.unseen_MUC) is not None:
+            kind = "test rows, not their labels" if round_outputs.unlabelled_MUC is None else "unlabelled rows"
+            facts["fitted on"] = f"{unseen_MUC.shape[1]:,} {kind}"
+        # One number, which ranks no class anew, does less harm wrongly kept than wrongly refused
+        # (scripts/bench/calibration.py), so that any gain is enough.
+        kept = self.log.offer("calibration", "Calibration", self.predictions(heated, round_outputs), facts, sure=0.0)
+        return heated if kept else plain
 
     def drop_suspects(self, round_outputs: RoundOutputs, combiner: Combiner) -> tuple[CrossvalContext, RoundOutputs]:
         """Train again without the rows whose label is probably wrong, where that makes the other labels likelier.
@@ -172,16 +178,19 @@ class CrossvalContext:
             )
             facts = pseudo_labels.summary(chosen)
             if not any(len(each.rows) for each in chosen):
-                self.log.abstain(name, title, facts, why=chosen[0].reason)
+                self.log.abstain(name, title, facts, why=chosen[0].reason, sure=config.sure)
                 break
             more = [pseudo_labels.added_rows(self.data, each) for each in chosen]
             retrained = fold_adapters.train_round(
                 self.fold_context, self.run, self.data, self.members, more, self.callback, number=self._before + number
-            )
+            )._replace(taught_by=round_outputs.number)
             predictions = self.predictions(combiner, retrained)
-            if not self.log.offer(name, title, predictions, facts, least=config.least_gain, sure=config.sure):
+            keep = "Write `pseudo_label.sure=0` to keep a round for any fall of the loss." if config.sure else ""
+            if not self.log.offer(
+                name, title, predictions, facts, least=config.least_gain, sure=config.sure, otherwise=keep
+            ):
                 break
-            round_outputs = retrained._replace(taught_by=round_outputs.number)
+            round_outputs = retrained
         return round_outputs
 
     def merge(self, round_outputs: RoundOutputs, combiner: Combiner) -> Combiner:
@@ -189,10 +198,13 @@ class CrossvalContext:
         wanted = self.fold_context.config.ensemble.merge
         for how in ensembles.candidates(wanted, self.known):
             tried = Combiner(combiner.calibrate, how)
-            weights_M = tried.fit(self.known, round_outputs.oof_MNC).weights_M
+            weights_M = self.fitted(tried, round_outputs).weights_M
             facts = {} if weights_M is None else {"weights": dict(zip(self.names, weights_M.tolist(), strict=True))}
             predictions = self.predictions(tried, round_outputs)
-            if self.log.offer(f"ensemble {how}", f"Ensemble, {how}", predictions, facts, forced=how == wanted):
+            keep = f"Write `ensemble.merge={how}` to keep it."
+            if self.log.offer(
+                f"ensemble {how}", f"Ensemble, {how}", predictions, facts, forced=how == wanted, otherwise=keep
+            ):
                 combiner = tried
         return combiner
 
@@ -218,7 +230,7 @@ class CrossvalContext:
         )
         test_TC = before.test_TC
         if test_TC is not None and self.data.test is not None and decision.accepted:
-            fitted = combiner.fit(self.known, round_outputs.oof_MNC)
+            fitted = self.fitted(combiner, round_outputs)
             folders = fold_adapters.adapter_folders(self.run, round_outputs.number, self.members)
             test_TC = prediction.merged(self.fold_context, folders, fitted, decision, views, self.data.test, test_TC)
         predictions = Predictions(oof_NC, test_TC)
@@ -287,7 +299,9 @@ class CrossvalContext:
         self.callback.say("One adapter on all rows ...")
         more, data = None, self.data
         if round_outputs.taught_by is not None:
-            teachers = fold_adapters.read_round(self.run, round_outputs.taught_by)
+            before = round_outputs.taught_by
+            taught_by = before - 1 if before > self._before else None
+            teachers = fold_adapters.read_round(self.run, before)._replace(taught_by=taught_by)
             chosen = pseudo_labels.all_choices(
                 self.fold_context,
                 data,
@@ -304,7 +318,8 @@ class CrossvalContext:
         folder = fold_adapters.refitted(self.fold_context, self.run, data, more, self.callback, passes=passes)
         if self.data.test is None:
             return None
-        temperature = combiner.fit(self.known, round_outputs.oof_MNC).temperature
+        every_N = np.ones(len(self.known.targets_NC), dtype=bool)
+        temperature = combiner.single_temperature(self.known, round_outputs.oof_MNC, every_N)
         ((outputs_TC,),) = outputs(self.fold_context, [folder], [[self.data.test]])
         return classification_scores.scores_of(self.data.labels, outputs_TC / temperature, self.data.test)
 

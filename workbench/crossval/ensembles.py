@@ -152,6 +152,41 @@ def temperature(labels: Labels, outputs_NC: Floats, targets_NC: OneHot) -> float
     return best if tempered < plain else 1.0
 
 
+def tempered(labels: Labels, values_NC: Floats, temperature: float) -> Floats:
+    """Values (N, C) whose logits are divided by a temperature."""
+    if temperature == 1:
+        return values_NC
+    return labels.values(classification_scores.outputs_of_values(labels, values_NC) / temperature)
+
+
+def confidence(kind: Kind, values_NC: Floats) -> float:
+    """Mean probability of the likeliest class, or, where several may hold, of the likelier answer on each class."""
+    return float((np.maximum(values_NC, 1 - values_NC) if kind == "several" else values_NC.max(1)).mean())
+
+
+def matched_temperature(labels: Labels, merged_UC: Floats, outputs_MUC: Floats, single: float) -> float:
+    """The temperature with which merged values are as sure, on average, as calibrated members are alone.
+
+    Members are less sure together, by as much as they disagree. No labelled row shows by how much, because all but one
+    member of each split have trained on it; rows without labels do. The mean is right at least as often as a member is,
+    so that this claims too little rather than too much (`scripts/bench/calibration.py` compares other rules).
+
+    Args:
+        merged_UC: Merged values of U rows that no member trained on.
+        outputs_MUC: Those of the members.
+        single: Temperature of single members.
+    """
+    wanted = np.mean([confidence(labels.kind, labels.values(outputs_UC / single)) for outputs_UC in outputs_MUC])
+
+    def excess(log: float) -> float:
+        return confidence(labels.kind, tempered(labels, merged_UC, math.exp(log))) - float(wanted)
+
+    coldest, hottest = math.log(COLDEST), math.log(HOTTEST)
+    if excess(coldest) <= 0:
+        return COLDEST
+    return HOTTEST if excess(hottest) >= 0 else math.exp(optimize.brentq(excess, coldest, hottest, xtol=1e-6))
+
+
 def cross_fitted(
     fold_N: NDArray[Any], fit: Callable[[Mask], Fitted], apply: Callable[[Fitted, Mask], Floats]
 ) -> Floats:
@@ -205,14 +240,16 @@ class FittedCombination(NamedTuple):
     """Parameters that were fitted to out-of-fold rows."""
 
     temperature: float
+    """Of the merged values: each member's own one would leave their mean too unsure."""
     how: Combining
     weights_M: Floats | None
 
     def values(self, labels: Labels, outputs_MXC: Floats, present_MX: Mask | None = None) -> Floats:
         """One prediction (X, C) of outputs."""
-        calibrated_MXC = np.stack([labels.values(outputs_XC / self.temperature) for outputs_XC in outputs_MXC])
+        values_MXC = np.stack([labels.values(outputs_XC) for outputs_XC in outputs_MXC])
         how = "mean" if self.how == "greedy" else self.how
-        return merge(labels.kind, calibrated_MXC, how, weights_M=self.weights_M, present_MN=present_MX)
+        merged_XC = merge(labels.kind, values_MXC, how, weights_M=self.weights_M, present_MN=present_MX)
+        return tempered(labels, merged_XC, self.temperature)
 
 
 @dataclass(frozen=True)
@@ -222,21 +259,42 @@ class Combiner:
     calibrate: bool
     how: Combining
 
-    def fit(self, known: OutOfFold, outputs_MNC: Floats, mask_N: Mask | None = None) -> FittedCombination:
-        """Temperature and weights, from the rows of the mask, or from all."""
+    def fit(
+        self,
+        known: OutOfFold,
+        outputs_MNC: Floats,
+        mask_N: Mask | None = None,
+        *,
+        unseen_MUC: Floats | None = None,
+    ) -> FittedCombination:
+        """Temperature and weights, from the rows of the mask, or from all.
+
+        Args:
+            unseen_MUC: Outputs for rows that no adapter trained on, for a temperature of all adapters together.
+                Without them it is that of the adapters that predict a row out of fold together, of which there is one
+                where folds have neither seeds nor repeats.
+        """
         mask_N = np.ones(len(known.targets_NC), dtype=bool) if mask_N is None else mask_N
         present_MX, outputs_MXC = known.present_MN[:, mask_N], outputs_MNC[:, mask_N]
-        targets_XC, heat = known.targets_NC[mask_N], 1.0
-        if self.calibrate:
-            # Of the predictions of all adapters, each on its own rows.
-            member, row = np.nonzero(present_MX)
-            heat = temperature(known.labels, outputs_MXC[member, row], targets_XC[row])
-        if self.how != "greedy":
-            return FittedCombination(heat, self.how, None)
-        calibrated_MXC = np.stack([known.labels.values(outputs_XC / heat) for outputs_XC in outputs_MXC])
-        return FittedCombination(
-            heat, self.how, greedy(known.labels, calibrated_MXC, targets_XC, present_MN=present_MX)
-        )
+        labels, targets_XC, weights_M = known.labels, known.targets_NC[mask_N], None
+        if self.how == "greedy":
+            values_MXC = np.stack([labels.values(outputs_XC) for outputs_XC in outputs_MXC])
+            weights_M = greedy(labels, values_MXC, targets_XC, present_MN=present_MX)
+        plain = FittedCombination(1.0, self.how, weights_M)
+        if not self.calibrate:
+            return plain
+        if unseen_MUC is None:
+            merged_XC = plain.values(labels, outputs_MXC, present_MX)
+            heat = temperature(labels, classification_scores.outputs_of_values(labels, merged_XC), targets_XC)
+        else:
+            single = self.single_temperature(known, outputs_MNC, mask_N)
+            heat = matched_temperature(labels, plain.values(labels, unseen_MUC), unseen_MUC, single)
+        return plain._replace(temperature=heat)
+
+    def single_temperature(self, known: OutOfFold, outputs_MNC: Floats, mask_N: Mask) -> float:
+        """Temperature of adapters that answer alone, each fitted on its own rows of the mask."""
+        member, row = np.nonzero(known.present_MN & mask_N)
+        return temperature(known.labels, outputs_MNC[member, row], known.targets_NC[row]) if self.calibrate else 1.0
 
     def out_of_fold(self, known: OutOfFold, outputs_MNC: Floats, shown_MNC: Floats | None = None) -> Floats:
         """Values (N, C) of the labelled rows, each part's by what was fitted on the others.

@@ -389,6 +389,11 @@ class RoundOutputs(NamedTuple):
     taught_by: int | None = None
     """The round whose adapters gave pseudo-labels to this one; None where rows have none."""
 
+    @property
+    def unseen_MUC(self) -> Floats | None:
+        """For rows without regard to labels that no adapter trained on: unlabelled ones, or else test rows."""
+        return self.test_MTC if self.taught_by is not None or self.unlabelled_MUC is None else self.unlabelled_MUC
+
 
 def round_folder(number: int, adapter: FoldAdapter | None = None) -> str:
     """Folder of a round in a run directory, or of one adapter of it."""

@@ -49,6 +49,8 @@ class Gain:
         if self.accuracy_before is not None and self.accuracy_after is not None:
             right = f", accuracy {self.accuracy_before:.2%} -> {self.accuracy_after:.2%}"
         asked = f" at {self.sure:.1%} confidence, for one stage of several" if self.sure > SURE else ""
+        if self.accepted and right and (self.accuracy_after or 0.0) < (self.accuracy_before or 0.0):
+            asked += ", although fewer rows are right, by no more than chance explains"
         verdict = f"Accepted{asked}." if self.accepted else f"Refused{asked}: {self.reason}."
         return (
             f"The loss {moved}, {self.loss_before:.4f} -> {self.loss_after:.4f} (difference {self.difference:+.4f}, "
@@ -79,7 +81,7 @@ def gain(
         after_NC: Values with it.
         targets_NC: What Labels.targets gives.
         least: How far the loss has to fall to be worth the change, nats a row (for numbers, of their variance).
-        sure: Of the interval that has to be below 0; what is told is the 95 % one.
+        sure: Of the interval that has to be below 0; what is told is the 95 % one. 0: any fall is enough.
         groups_N: Rows of the same group, such as a cluster of duplicates, count as one witness.
 
     Raises:
@@ -111,8 +113,10 @@ def gain(
         reason = "the loss does not fall"
     elif difference >= -least:
         reason = f"the loss falls by no more than the {least:g} asked for"
-    elif most >= 0:
-        reason = "chance may explain so small a fall"
+    elif sure and most >= 0:
+        # The interval shrinks with the root of the rows; the groups that it takes to end below 0.
+        needed = len(rows_G) * (1 - most / difference) ** 2
+        reason = f"chance may explain so small a fall (about {math.ceil(needed):,} rows would tell, were it to last)"
     else:
         # Do groups with fewer right rows outnumber those with more by what a fair coin shows in less than 2.5 %?
         net_G = np.bincount(group_N, right_after_N.astype(np.float64) - right_before_N)
@@ -135,9 +139,11 @@ def gain(
 
 
 def _interval(change_G: Floats, *, sure: float = SURE) -> tuple[float, float]:
-    """Interval of the mean, corrected for skewness: Hall 1992, "On the removal of skewness by transformation".
+    """Interval of the mean: each end is the farther one of Student's interval and of one corrected for skewness.
 
-    Losses are skewed: many rows a little better, few much worse. Student's interval would accept five times too often.
+    Losses are skewed: many rows a little better, few much worse. Student's interval alone would accept five times too
+    often; Hall's (1992, "On the removal of skewness by transformation") would alone where rows are few and a skewness
+    is chance (scripts/bench/gates.py).
     """
     from scipy import stats
 
@@ -150,7 +156,7 @@ def _interval(change_G: Floats, *, sure: float = SURE) -> tuple[float, float]:
     # Where a bound of normal Student statistics stands among those of skewed sums: Hall's inverse.
     if abs(skew) >= 1e-6:
         low, high = (3 / skew * (float(np.cbrt(1 + skew * x - skew**2 / 6)) - 1) for x in (bound, -bound))
-        return mean - error * low, mean - error * high
+        return mean - error * max(low, bound), mean - error * min(high, -bound)
     return mean - error * bound, mean + error * bound
 
 

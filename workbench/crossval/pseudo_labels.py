@@ -44,7 +44,13 @@ class PseudoLabels:
 
 
 def choose(
-    config: PseudoLabelConfig, labels: Labels, values_TUC: Floats, *, labelled_C: Floats, round_number: int
+    config: PseudoLabelConfig,
+    labels: Labels,
+    values_TUC: Floats,
+    *,
+    labelled_C: Floats,
+    round_number: int,
+    temperature: float = 1.0,
 ) -> PseudoLabels:
     """Label the rows whose likeliest class is probable enough and agreed upon; of each class the surest stay.
 
@@ -52,15 +58,17 @@ def choose(
     probabilities a cap keeps.
 
     Args:
-        values_TUC: Calibrated probabilities. For out-of-fold scores to stay true, only of models that never saw the
+        values_TUC: Probabilities. For out-of-fold scores to stay true, only of models that never saw the
             fold's validation rows: those of the same repeat and fold.
         labelled_C: Labelled rows of each class among the fold's training rows.
         round_number: From 1.
+        temperature: Of the teachers' mean.
     """
     assert labels.kind in ("one", "pair")
+    merged_UC = ensembles.tempered(labels, ensembles.merge(labels.kind, values_TUC, "mean"), temperature)
     if config.align:
-        values_TUC = align(values_TUC, labelled_C / labelled_C.sum())
-    merged_UC = ensembles.merge(labels.kind, values_TUC, "mean")
+        prior_C = labelled_C / labelled_C.sum()
+        merged_UC, values_TUC = align(merged_UC, prior_C), align(values_TUC, prior_C)
     class_U = merged_UC.argmax(1)
     threshold_C = thresholds(config, merged_UC)
     agrees_U = (values_TUC.argmax(2) == class_U).mean(0) >= config.agreement - ROUNDING
@@ -179,7 +187,7 @@ def choices(
     Args:
         round_number: Of pseudo-labels, from 1.
         outputs: By the adapters of the round before.
-        calibrate: Divide outputs by a temperature, which is fitted without the fold's rows as well.
+        calibrate: Give the teachers' mean a temperature, which is fitted without the fold's rows as well.
     """
     assert outputs.unlabelled_MUC is not None
     labels_by_fold: dict[tuple[int, int], PseudoLabels] = {}
@@ -188,9 +196,10 @@ def choices(
         if (repeat, fold) not in labels_by_fold:
             same_M = np.asarray([other.split.repeat == repeat for other in members])
             mine_M = same_M & np.asarray([other.split.fold == fold for other in members])
-            heat = _temperature(known.only(same_M), outputs, train_N) if calibrate else 1.0
-            mine_MUC = outputs.unlabelled_MUC[mine_M] / heat
-            labels_by_fold[repeat, fold] = _choose(context, data, mine_MUC, train_N, round_number)
+            # Of each other fold's rows as many adapters speak out of fold as there are teachers here.
+            fitted = Combiner(calibrate, "mean").fit(known.only(same_M), outputs.oof_MNC, train_N)
+            mine_MUC = outputs.unlabelled_MUC[mine_M]
+            labels_by_fold[repeat, fold] = _choose(context, data, mine_MUC, train_N, round_number, fitted.temperature)
     return [labels_by_fold[each.split.repeat, each.split.fold] for each in members]
 
 
@@ -206,8 +215,8 @@ def all_choices(
     """The pseudo-labels of all adapters together, for one that trains on all rows and is validated on none."""
     assert outputs.unlabelled_MUC is not None
     every_N = np.ones(len(data.rows), dtype=bool)
-    heat = _temperature(known, outputs, every_N) if calibrate else 1.0
-    return _choose(context, data, outputs.unlabelled_MUC / heat, every_N, round_number)
+    fitted = Combiner(calibrate, "mean").fit(known, outputs.oof_MNC, unseen_MUC=outputs.unseen_MUC)
+    return _choose(context, data, outputs.unlabelled_MUC, every_N, round_number, fitted.temperature)
 
 
 def added_rows(data: FoldData, chosen: PseudoLabels) -> LabelledSet | None:
@@ -218,18 +227,16 @@ def added_rows(data: FoldData, chosen: PseudoLabels) -> LabelledSet | None:
     return data.unlabelled.subset(chosen.rows).with_targets(chosen.targets_nC).reweighted(chosen.weights_n)
 
 
-def _temperature(known: OutOfFold, round_outputs: RoundOutputs, mask_N: Mask) -> float:
-    """Fitted on out-of-fold outputs of the rows of the mask."""
-    return Combiner(calibrate=True, how="mean").fit(known, round_outputs.oof_MNC, mask_N).temperature
-
-
-def _choose(context: FoldContext, data: FoldData, outputs_MUC: Floats, train_N: Mask, number: int) -> PseudoLabels:
+def _choose(
+    context: FoldContext, data: FoldData, outputs_MUC: Floats, train_N: Mask, number: int, temperature: float
+) -> PseudoLabels:
     return choose(
         context.config.pseudo_label,
         data.labels,
         np.stack([data.labels.values(outputs_UC) for outputs_UC in outputs_MUC]),
         labelled_C=data.rows.targets_NC[train_N].astype(np.float64).sum(0),
         round_number=number,
+        temperature=temperature,
     )
 
 

@@ -76,7 +76,8 @@ class StageLog:
     procedures". Where no stage helps, one stays in at most 2.5 of 100 runs, as often as a single stage would.
 
     Args:
-        gates: Stages that out-of-fold rows may decide about; those that the configuration forces are none.
+        gates: Stages that have to be surely better; those that the configuration forces, or keeps for any gain, are
+            none.
     """
 
     run: Run
@@ -125,13 +126,13 @@ class StageLog:
         least: float = 0.0,
         sure: float = gains.SURE,
         forced: bool = False,
-        because: str = "as the configuration names it",
+        otherwise: str = "",
         judges_N: Mask | None = None,
     ) -> bool:
         """Whether a stage stays: it does where out-of-fold rows say that it helps, or where it is `forced`.
 
         Args:
-            because: Why a forced stage stays without a gain.
+            otherwise: What to write to keep a stage that was refused, for a person.
             judges_N: Rows (N,) whose labels are good enough to say so; None: all.
         """
         mask_N = np.ones(len(self.data.cluster_N), dtype=bool) if judges_N is None else judges_N
@@ -144,11 +145,13 @@ class StageLog:
             sure=self.sure(sure),
             groups_N=self.data.cluster_N[mask_N],
         )
-        if not forced:
+        if sure and not forced:
             self._judge(stays=stage_gain.accepted)
         stays = stage_gain.accepted or forced
-        why = stage_gain.sentence + (f" Kept, {because}." if forced and not stage_gain.accepted else "")
-        self._enter(StageResult(name, title, predictions, stays, why, stage_gain, 0.0, facts))
+        why = stage_gain.sentence
+        if not stage_gain.accepted:
+            why += " Kept, as the configuration names it." if forced else f" {otherwise}"
+        self._enter(StageResult(name, title, predictions, stays, why.strip(), stage_gain, 0.0, facts))
         return stays
 
     def judge(self, name: str, title: str, predictions: Predictions, facts: Facts, *, gain: Gain, why: str) -> None:
@@ -156,9 +159,10 @@ class StageLog:
         self._judge(stays=gain.accepted)
         self._enter(StageResult(name, title, predictions, gain.accepted, why, gain, 0.0, facts))
 
-    def abstain(self, name: str, title: str, facts: Facts, *, why: str) -> None:
+    def abstain(self, name: str, title: str, facts: Facts, *, why: str, sure: float = gains.SURE) -> None:
         """A stage that had nothing to offer; its share of the error rate is spent."""
-        self._judge(stays=False)
+        if sure:
+            self._judge(stays=False)
         self._enter(StageResult(name, title, self.predictions, False, why, None, 0.0, facts))
 
     def write(self, **more: Any) -> None:

@@ -10,7 +10,8 @@ import pytest
 from scipy import special
 
 from workbench.crossval import ensembles, gains
-from workbench.crossval.ensembles import Merging
+from workbench.crossval.ensembles import Combiner, Merging
+from workbench.data.folds.stratified_folds import Split
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError
 from workbench.evaluation import classification_scores
@@ -246,3 +247,54 @@ def test_each_fold_is_judged_by_the_others() -> None:
 def test_one_fold_leaves_nothing_to_fit_on() -> None:
     with pytest.raises(ValueError, match="two folds"):
         ensembles.cross_fitted(np.zeros(4), lambda mask: None, lambda _, mask: np.zeros((4, 1)))
+
+
+CLASSES = pytest.mark.parametrize("labels", [ONE_CALIBRATION, SEVERAL_CALIBRATION])
+
+
+def _disagreeing(labels: Labels, *, seed: int = 0) -> tuple[Floats, np.ndarray]:
+    """Outputs (5, 4000, 3) of members that err each in its own way and claim too much, and the labels."""
+    outputs, hot = _calibrated(labels, seed=seed)
+    return 2 * (outputs + 1.5 * np.random.default_rng(seed + 1).normal(size=(5, *outputs.shape))), hot
+
+
+@CLASSES
+def test_members_that_agree_need_no_other_temperature_together(labels: Labels) -> None:
+    outputs, _ = _calibrated(labels, rows=50)
+    for single in (0.4, 1.0, 3.0):
+        found = ensembles.matched_temperature(labels, labels.values(outputs), np.stack([outputs] * 3), single)
+        assert found == pytest.approx(single, rel=1e-3)
+
+
+@CLASSES
+def test_a_mean_of_members_that_disagree_is_calibrated_without_labels(labels: Labels) -> None:
+    """What unlabelled rows say of the mean is near what labels say, and better than a temperature of each member."""
+    outputs, hot = _disagreeing(labels)
+    mean = np.mean([labels.values(each) for each in outputs], axis=0)
+    single = np.mean([ensembles.temperature(labels, each, hot) for each in outputs])
+    best = ensembles.temperature(labels, classification_scores.outputs_of_values(labels, mean), hot)
+    found = ensembles.matched_temperature(labels, mean, outputs, single)
+    assert best < found < single * 0.8
+
+    def loss(values: Floats) -> float:
+        return float(gains.row_losses(labels, values, hot).mean())
+
+    today = loss(np.mean([labels.values(each / single) for each in outputs], axis=0))
+    lowest = loss(ensembles.tempered(labels, mean, best))
+    assert lowest <= loss(ensembles.tempered(labels, mean, found)) < lowest + (today - lowest) / 3
+
+
+@CLASSES
+def test_no_temperature_comes_from_rows_that_an_adapter_trained_on(labels: Labels) -> None:
+    outputs, hot = _disagreeing(labels)
+    present = np.arange(4000)[None] % 5 == np.arange(5)[:, None]
+    splits = [Split(0, fold, ~mask, mask) for fold, mask in enumerate(present)]
+    known = ensembles.out_of_fold(labels, hot, splits, cluster_N=np.arange(4000), seed=0)
+    unseen, _ = _disagreeing(labels, seed=7)
+    combiner = Combiner(calibrate=True, how="mean")
+    alone, together = (combiner.fit(known, outputs, unseen_MUC=rows) for rows in (None, unseen))
+    assert together.temperature < alone.temperature * 0.9
+    memorised = np.where(present[:, :, None], outputs, 1e3 * (hot - 0.5))
+    assert (alone, together) == tuple(combiner.fit(known, memorised, unseen_MUC=rows) for rows in (None, unseen))
+    twice = ensembles.OutOfFold(labels, hot, present | np.roll(present, 1, axis=0), known.part_N)
+    assert together.temperature < combiner.fit(twice, outputs).temperature < alone.temperature, "a mean of two voices"

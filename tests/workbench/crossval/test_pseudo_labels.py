@@ -135,7 +135,7 @@ def test_alignment_leaves_rows_alone_that_have_the_prior(seed: int) -> None:
 def test_alignment_to_the_labelled_shares_is_what_choose_does() -> None:
     values = teachers(5)
     found = choose(values, align=True, labels="soft", threshold=0.0, agreement=0.0, cap=None)
-    assert found.targets_nC == pytest.approx(pseudo_labels.align(values, LABELLED / 60).mean(0), abs=1e-6)
+    assert found.targets_nC == pytest.approx(pseudo_labels.align(values.mean(0), LABELLED / 60), abs=1e-6)
 
 
 def test_teachers_must_agree() -> None:

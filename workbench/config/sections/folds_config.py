@@ -102,7 +102,7 @@ class EnsembleConfig(Section):
     """How the adapters' probabilities are combined. `auto`: the mean, or the geometric mean or greedily chosen weights
     where they are better on out-of-fold rows, which needs folds.seeds or folds.repeats above 1 to tell."""
     calibrate: bool = True
-    """Divide outputs by a temperature that is fitted on out-of-fold rows; kept without a gain too, as the thresholds
-    and gains of later stages are of calibrated probabilities."""
+    """Give probabilities a temperature that is fitted on out-of-fold rows, and for all adapters together on unlabelled
+    rows, or on test rows without their labels. Kept where the out-of-fold loss falls."""
     consensus: bool = False
     """Give near-duplicates among the test rows the mean of their probabilities."""
