@@ -154,7 +154,11 @@ def _logits(model: Any, rows: Sentences) -> Tensor:
 
 @pytest.mark.parametrize(
     "weights",
-    [pytest.param("float32", marks=pytest.mark.nightly), pytest.param("bfloat16", marks=pytest.mark.nightly), "nf4"],
+    [
+        pytest.param("float32", marks=pytest.mark.nightly),
+        pytest.param("bfloat16", marks=pytest.mark.nightly),
+        pytest.param("nf4", marks=pytest.mark.slow),
+    ],
 )
 def test_a_real_encoder_learns_to_classify(weights: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """MiniLM with a fresh head, through the one loop, in micro-batches; what was saved gives the same logits."""

@@ -204,6 +204,7 @@ def own_outputs(run: Path, rows: str) -> Floats:
     return classification_scores.predict_outputs(model.model, model.outputs, found)
 
 
+@pytest.mark.slow
 def test_alpha_0_trains_as_recipe_classify_does(train: Train, distil: Train, taught: Path) -> None:
     own = {"classes": {"weights": "balanced", "smoothing": 0.1}, "train": {"steps": 4}}
     plain = train("plain", **own)
@@ -223,6 +224,7 @@ def test_scores_hold_the_teachers_own(distil: Train, taught: Path, home: Path) -
     assert facts["teacher_loss"] == pytest.approx(scores["teacher"]["loss"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_student_distilled_from_itself_has_nothing_to_learn(distil: Train, bert: str, train: Train) -> None:
     own = {"alpha": 1.0, "temperature": 2.0, "match": [{"what": "hidden_mse"}]}
     assert read_losses(distil("itself", bert, distill=own))[0] == pytest.approx(0, abs=1e-6)
@@ -272,6 +274,7 @@ def test_numbers_are_said_in_the_students_units(ask: Any, train: Train, home: Pa
     np.testing.assert_allclose(data.labels.values(said.train_NC), wanted, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_out_of_fold_rows_are_said_by_those_who_did_not_see_them(ask: Any, folds: Path, home: Path) -> None:
     own = {"distill": {"out_of_fold": True}, "data": {"held_out": 0.2, "test": str(home / "test.jsonl")}}
     said, data = ask(folds, **own)
@@ -316,6 +319,7 @@ def test_without_out_of_fold_the_whole_ensemble_speaks(ask: Any, folds: Path, ho
     np.testing.assert_allclose(found, wanted[[f"p_{name}" for name in NAMES]].to_numpy(), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_without_labels_take_part_and_their_labels_never(distil: Train, taught: Path, home: Path) -> None:
     held_out = [{**row, "text": row["text"].upper() + "!"} for row in weather(9, first=30)][:4]
     found = {}

@@ -76,6 +76,7 @@ def test_real_tags_with_some_wrong_ones() -> None:
         assert found[f"{name}_low"] < found[name] < found[f"{name}_high"]
 
 
+@pytest.mark.slow
 def test_intervals_are_those_of_drawn_rows() -> None:
     """Scores of rows that are drawn one by one; 400 draws tell a bound to about a fifth of the width."""
     tags = np.asarray(["O", "B-A", "I-A", "B-B"])

@@ -93,7 +93,9 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert 0.93 < np.mean([each.low <= 0.9 <= each.high for each in found]) < 0.98
 
 
-@pytest.mark.parametrize("classes", [2, 4, 11])
+@pytest.mark.parametrize(
+    "classes", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(11, marks=pytest.mark.slow)]
+)
 def test_f1_is_that_of_drawn_rows(classes: int) -> None:
     """scikit-learn's score of rows that are drawn one by one; 400 draws tell a bound to about a tenth of the width."""
     true_N = GENERATOR.integers(classes, size=150)

@@ -143,6 +143,7 @@ def corrected(home: Path, taught: Path) -> Path:
     return workbench.run("crossval/quickstart", words, out=home / "corrected", quiet=True)
 
 
+@pytest.mark.slow
 def test_a_correction_is_by_the_embeddings_of_the_run(home: Path, corrected: Path, untaught: Path) -> None:
     words = words_of(home, CORRECTION % untaught)
     other = workbench.run("crossval/quickstart", words, out=home / "other", quiet=True)

@@ -126,6 +126,7 @@ def test_a_survey_gives_settings_to_the_methods_that_have_them(short_stories: st
     assert one.sizes == {"dora": narrow["dora"]} and one.parameters == 123_712
 
 
+@pytest.mark.slow
 def test_a_survey_refuses_as_a_run_does(stories: str) -> None:
     found = model_sizes.survey([f"model.id={stories}", "model.weights=nf4"]).sizes
     assert "quantised weights have no gradient. Write model.weights=float32|" in str(found["full"])

@@ -29,7 +29,8 @@ REST, BLOCK, NEW_SHAPE = 1e-3, 2e-3, 0.5
 """Seconds of a token in all else and in a block, and those that a shape takes when it is met for the first time."""
 
 
-@pytest.mark.parametrize("adapter", ["{method: lora}", pytest.param("{method: full}", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", ["{method: lora}", "{method: full}"])
 def test_operations_of_small_models_add_up_to_those_of_the_whole(adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_time, "PASSES", (1, 1))
     config = load("sft/quickstart", [*SHORT, f"adapter={adapter}"])

@@ -84,6 +84,7 @@ def test_rows_of_a_rule_are_few_and_from_all_over(braces: list[Findings]) -> Non
     assert [row.place[-3:] for row in rule.rows[1:-1]] == sorted({row.place[-3:] for row in rule.rows[1:-1]})
 
 
+@pytest.mark.slow
 def test_a_rule_says_where_the_rest_of_its_rows_is(braces: list[Findings]) -> None:
     page = data_page.page("r", CONFIG, braces)
     assert "12 of 501 rows, from all over the files; the others are the lines of flags.parquet" in page

@@ -57,6 +57,7 @@ def _texts(path: Path) -> list[str]:
     return ["".join(one.itertext()) for one in ElementTree.parse(path).iter() if one.tag.endswith("}text")]
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_what_a_run_does(recipe: Path, tmp_path: Path) -> None:
     config = load(recipe)
     curve, strip = learning_rate_plots._draw(config, learning_rate_plots.Span(10), palette()).axes
