@@ -287,10 +287,12 @@ def predict(
     if _launched(devices):
         return
     with importing():
+        from workbench.evaluation import forward_passes
         from workbench.recipes.verbs.generate import predict as answer
         from workbench.runs.ranks import joined
 
-    summary = answer(run, input, overrides or (), out=out, like=like, max_new_tokens=max_new_tokens, trust=trust)
+    with forward_passes.progress(partial(typer.echo, err=True) if joined().first else str):
+        summary = answer(run, input, overrides or (), out=out, like=like, max_new_tokens=max_new_tokens, trust=trust)
     if not joined().first:
         return
     typer.echo(f"{summary.rows} answers in {out}")

@@ -6,7 +6,10 @@ As many rows go into each pass as memory holds. A resumed run computes only the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +33,28 @@ from workbench.training.distributed.sharding import is_whole
 
 FILE = "scored_rows.json"  # in a run directory: results of an interrupted scoring, deleted once the scores are written
 T = TypeVar("T")
+_count: ContextVar[Callable[[int], None] | None] = ContextVar("_count", default=None)
+
+
+@contextmanager
+def progress(say: Callable[[str], object], *, every: float = 3.0) -> Iterator[None]:
+    """Inside the block, `say` is told every few seconds how many rows passed through a model; a row counts once for
+    each adapter and view."""
+    began = latest = time.monotonic()
+    passed = 0
+
+    def count(rows: int) -> None:
+        nonlocal latest, passed
+        passed += rows
+        if (now := time.monotonic()) - latest >= every:
+            latest = now
+            say(f"{passed:,} forward passes of rows, {passed / (now - began):,.0f} a second, {now - began:.0f} s")
+
+    token = _count.set(count)
+    try:
+        yield
+    finally:
+        _count.reset(token)
 
 
 class ResultStore:
@@ -154,6 +179,8 @@ def over_rows(
             results = compute(rows)
             if results is not None:
                 result_by_row.update(zip(rows.tolist(), results, strict=True))
+            if (count := _count.get()) is not None:
+                count(len(rows))
             if scoring is not None:
                 scoring.store.stop_if_asked()
 

@@ -293,3 +293,13 @@ def test_answers_that_were_cut_short_are_not_kept(text: RunConfig, trained: Path
     with pytest.raises(Stopped):
         evaluation.answers(model.model, rows, model.tokenizer, count=4, max_new_tokens=99, scoring=scoring)
     assert not (tmp_path / forward_passes.FILE).exists()
+
+
+def test_progress_counts_the_rows_of_every_pass(llama: PreTrainedModel) -> None:
+    told: list[str] = []
+    lengths = np.full(5, 8)
+    with forward_passes.progress(told.append, every=0.0):
+        for _ in range(2):
+            over_rows(llama, lengths, lambda numbers: [0] * len(numbers))
+    over_rows(llama, lengths, lambda numbers: [0] * len(numbers))
+    assert told[-1].startswith("10 forward passes of rows, ")
