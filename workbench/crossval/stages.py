@@ -10,10 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from workbench.crossval import gains
-from workbench.crossval.ensembles import Mask
 from workbench.crossval.gains import Gain
 from workbench.data.folds.duplicates import Ints
 from workbench.data.labelled.fold_data import FoldData
@@ -127,23 +124,20 @@ class StageLog:
         sure: float = gains.SURE,
         forced: bool = False,
         otherwise: str = "",
-        judges_N: Mask | None = None,
     ) -> bool:
         """Whether a stage stays: it does where out-of-fold rows say that it helps, or where it is `forced`.
 
         Args:
             otherwise: What to write to keep a stage that was refused, for a person.
-            judges_N: Rows (N,) whose labels are good enough to say so; None: all.
         """
-        mask_N = np.ones(len(self.data.cluster_N), dtype=bool) if judges_N is None else judges_N
         stage_gain = gains.gain(
             self.data.labels,
-            self.predictions.oof_NC[mask_N],
-            predictions.oof_NC[mask_N],
-            self.data.rows.targets_NC[mask_N],
+            self.predictions.oof_NC,
+            predictions.oof_NC,
+            self.data.rows.targets_NC,
             least=least,
             sure=self.sure(sure),
-            groups_N=self.data.cluster_N[mask_N],
+            groups_N=self.data.cluster_N,
         )
         if sure and not forced:
             self._judge(stays=stage_gain.accepted)

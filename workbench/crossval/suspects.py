@@ -96,16 +96,6 @@ def suspected(targets_NC: OneHot, values_NC: Floats) -> Mask:
     return mask_N
 
 
-def judges(targets_NC: OneHot, before_NC: Floats, after_NC: Floats) -> Mask:
-    """Rows (N,) whose labels may judge a change: neither what was said before nor after makes them suspect.
-
-    The labels of the others are as likely wrong as right, and a better model would lose by them. Left out are those of
-    both predictions, because leaving out the surprises of one alone would flatter it.
-    """
-    trusted_N: Mask = ~(suspected(targets_NC, before_NC) | suspected(targets_NC, after_NC))
-    return trusted_N
-
-
 def sentence(folds: FoldAssignment, *, seeds: int) -> str:
     """Cost of the stage, in training of the adapters of the folds."""
     pairs, k = folds.k * (folds.k - 1) // 2, folds.k

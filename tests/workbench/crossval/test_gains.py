@@ -247,3 +247,17 @@ def test_a_summary_written_out() -> None:
     assert list(found) == ["accuracy"] and found["accuracy"] == pytest.approx(wanted)
     with pytest.raises(ValueError, match="two folds"):
         gains.fold_summary(folds[:1], train_rows=80, test_rows=40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [50, 100])
+def test_few_rows_let_no_more_noise_through_than_the_interval_says(rows: int) -> None:
+    """Predictions that are sure of themselves: a few rows decide, and whether these are skewed is chance."""
+
+    def draw(chance: np.random.Generator) -> tuple[Floats, Floats, OneHot]:
+        true = 4 * chance.normal(size=(rows, 3))
+        a, b = (ONE.values(true + 2 * chance.normal(size=true.shape)) for _ in range(2))
+        return a, b, _hot(ONE, ONE.values(true), chance)
+
+    draws, nominal = 2000, 0.025
+    assert _accepted(ONE, draw, seeds=draws) <= nominal + 2 * (nominal * (1 - nominal) / draws) ** 0.5

@@ -82,16 +82,6 @@ def test_at_most_half_of_a_class_is_dropped() -> None:
     assert found[40:].sum() <= 3 and found[:40].sum() <= 20
 
 
-def test_judging_rows_favour_neither_prediction(case: Case) -> None:
-    _, targets, *_ = case
-    chance = np.random.default_rng(2)
-    one, other = (chance.dirichlet(np.ones(C), size=ROWS) for _ in range(2))
-    judges = suspects.judges(targets, one, other)
-    assert np.array_equal(judges, suspects.judges(targets, other, one))
-    assert not (judges & suspects.suspected(targets, one)).any()
-    assert not (judges & suspects.suspected(targets, other)).any()
-
-
 def test_folds_that_leave_too_little_are_refused(case: Case) -> None:
     folds, targets, *_ = case
     suspects.require_classes(folds, LABELS, targets)

@@ -1,0 +1,105 @@
+"""How often the gates of a cross-validation accept a stage that changes nothing, and should by no more than they say.
+
+    python scripts/bench/gates.py [--rows 50 100 300 1000] [--draws 1000]
+
+Each draw has labels of known probabilities and predictions that are as far from these before as after, or farther
+after: adapters trained again (pseudo-labels, drop_suspects), weights of members that are alike (combination), and views
+that know nothing. Nominal: 0.025. Calibration is kept for any fall of the loss, by calibrated predictions too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from workbench.config.sections.tta_config import TtaConfig
+from workbench.crossval import ensembles, gains, tta
+from workbench.crossval.ensembles import Combiner, OutOfFold
+from workbench.data.labelled.labels import Floats, Labels
+
+CLASSES = Labels("one", ("a", "b", "c"))
+Chance = np.random.Generator
+
+
+def labelled(chance: Chance, rows: int, sharp: float) -> tuple[Floats, np.ndarray]:
+    """Logits (N, 3), and labels drawn with their probabilities."""
+    logits_NC = sharp * chance.normal(size=(rows, 3))
+    drawn_N = (chance.random((rows, 1)) > CLASSES.values(logits_NC).cumsum(1)[:, :2]).sum(1)
+    return logits_NC, np.eye(3, dtype=np.float32)[drawn_N]
+
+
+def retrained(chance: Chance, rows: int, sharp: float) -> gains.Gain:
+    """Two adapters that are equally far from the truth."""
+    logits_NC, hot_NC = labelled(chance, rows, sharp)
+    a_NC, b_NC = (CLASSES.values(logits_NC + sharp / 2 * chance.normal(size=logits_NC.shape)) for _ in range(2))
+    return gains.gain(CLASSES, a_NC, b_NC, hot_NC)
+
+
+def combination(chance: Chance, rows: int, sharp: float) -> gains.Gain:
+    """Greedy weights of four members that are alike, against their mean."""
+    logits_NC, hot_NC = labelled(chance, rows, sharp)
+    outputs_MNC = logits_NC + sharp / 2 * chance.normal(size=(4, *logits_NC.shape))
+    known = OutOfFold(CLASSES, hot_NC, np.ones((4, rows), dtype=bool), np.arange(rows) % ensembles.PARTS)
+    mean_NC = Combiner(False, "mean").out_of_fold(known, outputs_MNC)
+    greedy_NC = Combiner(False, "greedy").out_of_fold(known, outputs_MNC)
+    return gains.gain(CLASSES, mean_NC, greedy_NC, hot_NC)
+
+
+def views(chance: Chance, rows: int, sharp: float) -> gains.Gain:
+    """Learned weights of two views that say what the row says, but for noise of the view's own."""
+    logits_NC, hot_NC = labelled(chance, rows, sharp)
+    noise_VNC = np.stack([0 * logits_NC, *(sharp / 2 * chance.normal(size=(2, *logits_NC.shape)))])
+    decision, _ = tta.fit(
+        TtaConfig(views=("lower", "upper"), merge="learned"),
+        CLASSES,
+        CLASSES.values(logits_NC + noise_VNC),
+        hot_NC,
+        np.arange(rows) % ensembles.PARTS,
+        names=("lower", "upper"),
+    )
+    return decision.gain
+
+
+def calibration(chance: Chance, rows: int, sharp: float) -> gains.Gain:
+    """A cross-fitted temperature of calibrated predictions."""
+    logits_NC, hot_NC = labelled(chance, rows, sharp)
+    known = OutOfFold(CLASSES, hot_NC, np.ones((1, rows), dtype=bool), np.arange(rows) % ensembles.PARTS)
+    before_NC, after_NC = (Combiner(heats, "mean").out_of_fold(known, logits_NC[None]) for heats in (False, True))
+    return gains.gain(CLASSES, before_NC, after_NC, hot_NC, sure=0.0)
+
+
+GATES: dict[str, Callable[[Chance, int, float], gains.Gain]] = {
+    "retrained": retrained,
+    "combination": combination,
+    "views": views,
+    "calibration (any fall)": calibration,
+}
+
+
+def shares(rows: int, draws: int) -> list[dict[str, object]]:
+    """Accepted shares of each gate, for predictions that are unsure (sharp 1) and sure (4)."""
+    records: list[dict[str, object]] = []
+    for gate, judge in GATES.items():
+        for sharp in (1.0, 4.0):
+            found = [judge(np.random.default_rng([rows, draw]), rows, sharp) for draw in range(draws)]
+            share = float(np.mean([each.accepted for each in found]))
+            records.append({"gate": gate, "sharp": sharp, "rows": rows, "accepted": share})
+    return records
+
+
+def main() -> None:
+    """Print accepted shares, a gate a line and numbers of rows as columns."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[50, 100, 300, 1000])
+    parser.add_argument("--draws", type=int, default=1000)
+    asked = parser.parse_args()
+    table = pd.DataFrame([record for rows in asked.rows for record in shares(rows, asked.draws)])
+    print(table.pivot_table("accepted", ["gate", "sharp"], "rows", sort=False).round(4).to_string())
+    print(f"nominal 0.025, standard error {(0.025 * 0.975 / asked.draws) ** 0.5:.4f}")
+
+
+if __name__ == "__main__":
+    main()
