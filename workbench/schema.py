@@ -63,8 +63,12 @@ def _share(field: JsonSchemaValue, text: str) -> str | None:
     return "share, as a fraction of 1" if beginning["what"].startswith("Share") else "probability"
 
 
+@dataclass(frozen=True)
 class NamesCode:
     """Marks a setting by which Python code is executed, for `code` to find: `hook: Annotated[Path, NamesCode()]`."""
+
+    when: Callable[[Any], bool] = bool
+    """Whether a value names code; by default each that is set."""
 
 
 CodeFile = Annotated[Path, NamesCode()]
@@ -386,7 +390,7 @@ def code(
     whole, section = whole or section, section.section_for(values)
     for name, field in section.model_fields.items() if isinstance(values, Mapping) else ():
         value, at = values.get(name), (*place, name)
-        if value and names_code(field):
+        if any(mark.when(value) for mark in code_marks(field)):
             yield CodeSetting(at, value, section)
         for mark in field.metadata:
             for member, own in mark.read(value).items() if value and isinstance(mark, HoldsSettings) else ():
@@ -396,9 +400,9 @@ def code(
             yield from code(inner, each, below, whole=whole)
 
 
-def names_code(field: FieldInfo) -> bool:
-    """Whether Python code is executed by a field of a section."""
-    return any(isinstance(mark, NamesCode) for mark in [*field.metadata, *_marks(field.annotation)])
+def code_marks(field: FieldInfo) -> list[NamesCode]:
+    """Marks of a field of a section by which Python code is executed."""
+    return [mark for mark in [*field.metadata, *_marks(field.annotation)] if isinstance(mark, NamesCode)]
 
 
 def _marks(annotation: Any) -> Iterator[Any]:

@@ -22,7 +22,7 @@ from workbench.data.labelled.records import RowReader
 from workbench.data.labelled.text_reader import training_rows
 from workbench.data.text import decontamination
 from workbench.data.tta_views import RowView, user_merge
-from workbench.evaluation import frozen_features, run_embedder
+from workbench.evaluation import classification_scores, frozen_features, run_embedder
 from workbench.evaluation.forward_passes import ResultStore
 from workbench.evaluation.frozen_features import FrozenProbe
 from workbench.models import backbones, classifier
@@ -113,6 +113,11 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     classifier.require_known_form(config)
     reader, embedders = classifier.reader_of_backbone(config), run_embedder.in_words(config)
     data = fold_data.load(config, reader, run_embedder.of_sources(config, reader))
+    watched = data.folds.fold_RN if config.evaluate.every is not None else ()
+    folds = {
+        f"fold-{name}": data.rows.subset(fold_N == n) for fold_N in watched for n, name in enumerate(data.folds.names)
+    }
+    classification_scores.require_metric(data.labels, training=data.rows, test=data.test, **folds)
     unlabelled = data.unlabelled and training_rows(data.unlabelled, config, reader)
     together = classifier.augmented_together(data.rows, config, reader)
     data = data._replace(rows=training_rows(together, config, reader), unlabelled=unlabelled)

@@ -85,6 +85,7 @@ def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) 
     context = _context(run, config, scoring)
     sets = labelled_data.read_each(config.data.test_files, context.reader)
     rows = labelled_data.encode_each(sets, context.reader, context.labels)
+    classification_scores.require_metric(context.labels, test=rows)
     return classification_scores.value_scores_of(context.labels, prediction.decided(run, context, rows), rows)
 
 

@@ -16,6 +16,7 @@ from workbench.evaluation import comparison
 from workbench.recipes.single.single_run import SingleRun
 from workbench.runs import files, metrics_log, provenance, run_directory, score_files
 from workbench.runs.run_directory import Run
+from workbench.training import early_stopping
 
 
 def opened(run: Run, trial: Trial[RunConfig]) -> Run:
@@ -43,17 +44,21 @@ def row(trial: Trial[RunConfig], own: Run) -> dict[str, Any]:
     """A member so far, as its table shows it."""
     lines, done = metrics_log.read(own.path), own.adapter.exists()
     failure = own.manifest.get("reason") if not done and own.manifest.get("status") == "failed" else None
-    held_out = [(line["held_out_loss"], line["step"]) for line in lines if "held_out_loss" in line]
-    lowest = min((pair for pair in held_out if math.isfinite(pair[0])), default=(None, None))
+    watched = [line for line in lines if "held_out_loss" in line]
+    judged = [(early_stopping.criterion(line, trial.config.evaluate), number) for number, line in enumerate(watched)]
+    criterion, number = min((pair for pair in judged if math.isfinite(pair[0])), default=(None, None))
+    best = {} if number is None else watched[number]
     running = "training" if lines else "waiting"
     return {
         "member": trial.name,
         "settings": trial.settings,
         "status": "failed" if failure else "done" if done else running,
         "steps": len(lines),
-        "held_out_loss": held_out[-1][0] if held_out and math.isfinite(held_out[-1][0]) else None,
-        "best_held_out_loss": lowest[0],
-        "best_step": lowest[1],
+        "held_out_loss": watched[-1]["held_out_loss"] if watched and math.isfinite(judged[-1][0]) else None,
+        "best_held_out_loss": best.get("held_out_loss"),
+        "best_step": best.get("step"),
+        "last": judged[-1][0] if watched and math.isfinite(judged[-1][0]) else None,
+        "best": criterion,
         "seconds": lines[-1]["elapsed_s"] if lines else None,
         "trainable": own.manifest.get("model", {}).get("trainable"),
         "reason": failure,

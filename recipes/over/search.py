@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,11 @@ from workbench.errors import ConfigError, Stopped, TrainingError
 from workbench.recipes.over import member_results, search_board, search_checks, sweep, sweep_tasks
 from workbench.recipes.over.search_board import Board, WaveRecord
 from workbench.recipes.over.sweep import SweepMember
-from workbench.recipes.over.sweep_tasks import SweepTask
+from workbench.recipes.over.sweep_tasks import HeldOut, SweepTask
 from workbench.recipes.single.single_run import Scores
 from workbench.recipes.task import MembersAtOnce
 from workbench.runs.run_directory import Run
+from workbench.training import early_stopping
 from workbench.training.callbacks import Callback
 from workbench.training.step_metrics import peak_bytes
 
@@ -148,7 +149,7 @@ class WaveTraining:
             else:
                 judge = partial(loaded.held_out_loss, self.judges[number])
                 with loaded.bank.only(name):
-                    yield number, member.judged(partial(trainer.shares.reading, judge))
+                    yield number, member.judged(self._criterion(partial(trainer.shares.reading, judge)))
 
     def _alone(self, entry: SweepMember) -> float:
         """The loss of a member that trains as a run of its own."""
@@ -167,7 +168,7 @@ class WaveTraining:
             live, trainer = single.begun(single.placement.unread(single.backbone, single.score_before))
             trainer.member.until = share
             trainer.work()
-            return trainer.member.judged(lambda: judge.held_out_loss(live)[0])
+            return trainer.member.judged(self._criterion(partial(judge.held_out_loss, live)))
         except TrainingError as error:
             own.note(status="failed", reason=str(error))
             self.callback.say(f"{entry.trial.name} ends here; the others go on. {error}")
@@ -175,10 +176,17 @@ class WaveTraining:
         finally:
             member_results.copy_missing(own, run, "before.json")
 
+    def _criterion(self, read: Callable[[], HeldOut]) -> Callable[[], float]:
+        def criterion() -> float:
+            loss, figures = read()
+            return early_stopping.criterion({"held_out_loss": loss, **figures}, self.board.config.evaluate)
+
+        return criterion
+
     def _at_the_end(self, entry: SweepMember) -> float:
         """The held-out loss, of all rows, of what a member would ship."""
         row = member_results.row(entry.trial, entry.run)
-        which = "best_held_out_loss" if self.board.config.save.ship == "best" else "held_out_loss"
+        which = "best" if self.board.config.save.ship == "best" else "last"
         loss = entry.run.ranks.agreed(row[which])
         return math.inf if loss is None else float(loss)
 

@@ -12,6 +12,7 @@ from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.config.expansions import sweep_expansion
 from workbench.config.expansions.member_runs import Trial
+from workbench.data.batching import Examples
 from workbench.errors import TrainingError
 from workbench.models import backbones, model_sizes
 from workbench.recipes.over import member_results, sweep_tasks
@@ -19,7 +20,7 @@ from workbench.recipes.over.sweep_tasks import SweepBank, SweepTask
 from workbench.recipes.task import MembersAtOnce
 from workbench.runs import files, units
 from workbench.runs.run_directory import Run
-from workbench.training import bank_trainer, capacity
+from workbench.training import bank_trainer, capacity, early_stopping
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.callbacks import BankProgress, Callback
@@ -165,7 +166,7 @@ def training(task: SweepTask, entries: Sequence[SweepMember], callback: Callback
     trainer = BankTrainer(
         loaded.bank,
         [
-            TrainTask(train, partial(_held_out_loss, loaded, member), entry.trial.config, entry.run)
+            _train_task(loaded, member, entry, train)
             for member, entry, train in zip(members, entries, loaded.train, strict=True)
         ],
         freezer=loaded.freezer,
@@ -235,8 +236,9 @@ def score(task: SweepTask, run: Run, entry: SweepMember) -> None:
 
 
 def shipped_loss(row: Mapping[str, Any], config: RunConfig) -> float | None:
-    """Held-out loss of what a member would ship; None where it is not done, or the loss is not finite."""
-    loss: float | None = row["best_held_out_loss" if config.save.ship == "best" else "held_out_loss"]
+    """Held-out loss of what a member would ship, or what `early_stopping.criterion` has in its place; None where it is
+    not done, or the loss is not finite."""
+    loss: float | None = row["best" if config.save.ship == "best" else "last"]
     return loss if row["status"] == "done" else None
 
 
@@ -263,11 +265,16 @@ def ship(run: Run, best: Run) -> None:
     run.note(model=best.manifest["model"], batch=best.manifest["batch"])
 
 
-def _held_out_loss(loaded: SweepBank, member: str) -> float:
-    with loaded.bank.only(member):
-        if member in loaded.own_losses:
-            return loaded.own_losses[member]()
-        return loaded.held_out_loss(None)
+def _train_task(loaded: SweepBank, member: str, entry: SweepMember, train: Examples) -> TrainTask:
+    parts, judge = dict[str, float](), loaded.own_losses.get(member, partial(loaded.held_out_loss, None))
+
+    def held_out_loss() -> float:
+        with loaded.bank.only(member):
+            loss, metrics = judge()
+        parts.update((name, value) for name, value in metrics.items() if name == early_stopping.METRIC)
+        return loss
+
+    return TrainTask(train, held_out_loss, entry.trial.config, entry.run, held_out_parts=parts)
 
 
 def _memory(trained: Sequence[int]) -> str:

@@ -26,6 +26,8 @@ from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
 
 Trials = Sequence[Trial[RunConfig]]
+HeldOut = tuple[float, Mapping[str, float]]
+"""Held-out loss, and further figures by their names in metrics.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,11 @@ class SweepBank:
     """Whether it finds them in rows that are packed into one sequence."""
     train: list[Examples]
     objectives: list[Objective]
-    held_out_loss: Callable[[Indices | None], float]
+    held_out_loss: Callable[[Indices | None], HeldOut]
     """Inside the bank's `only`: of some held-out rows; None: of all."""
     save: Callable[[Path, Callable[[Path], None]], None]
     """Writes a folder to ship, with what writes the adapter into it."""
-    own_losses: Mapping[str, Callable[[], float]] = field(default_factory=dict)
+    own_losses: Mapping[str, Callable[[], HeldOut]] = field(default_factory=dict)
     """Held-out loss of members that have held-out rows of their own, by name, inside the bank's `only`."""
 
 
@@ -81,8 +83,7 @@ class SweepTask:
             live = shared.assemble(together.model, backbone)
         parts = [replace(self._part(trial.config), config=trial.config) for trial in trials]
         own_losses = {
-            name: lambda part=part: part.held_out_loss(live)[0]
-            for name, part in zip(together.members, parts, strict=True)
+            name: lambda part=part: part.held_out_loss(live) for name, part in zip(together.members, parts, strict=True)
         }
         return SweepBank(
             bank=together,
@@ -92,7 +93,7 @@ class SweepTask:
             reads_packed=all(part.packs(live) for part in parts),
             train=[part.sampled_rows for part in parts],
             objectives=[part.member_loss(live) for part in parts],
-            held_out_loss=lambda rows: (shared if rows is None else shared.on_held_out(rows)).held_out_loss(live)[0],
+            held_out_loss=lambda rows: (shared if rows is None else shared.on_held_out(rows)).held_out_loss(live),
             save=lambda folder, adapter: shared.save(live, folder, adapter=adapter),
             own_losses=own_losses if self.folds else {},
         )

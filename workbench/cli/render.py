@@ -162,7 +162,7 @@ def _stages(run: Path) -> None:
     from workbench.report import crossval_section, findings, run_record
 
     this = run_record.read(run)
-    main = crossval_section.MAIN.get(crossval_section.main_score(this) or "", "score")
+    main = crossval_section.main_title(this, crossval_section.main_score(this))
     tested = "test" in this.scores
     rows = [
         [

@@ -45,6 +45,8 @@ class TaskFacts:
     """Whether a column of margins between two answers is read."""
     labelled: bool = False
     """Whether it learns the labels of whole rows (`LabelledSet`), as a class, several, or a number."""
+    judged: Callable[[Any], str | None] = field(default=lambda config: None)
+    """Kind of the labels that `evaluate.metric` judges, by the configuration; None: no metric applies."""
     format: str | None = None
     """The one `data.format` that its rows have besides `auto`; None: the task's own check says it, or any."""
 

@@ -347,6 +347,7 @@ def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callb
             kept=context.kept,
             width=anatomy.hidden_size(backbone.model.config),
             held_out_loss=task.held_out_loss,
+            held_out_parts=task.held_out_parts,
             config=task.config,
             compute=backbone.compute,
             run=own,
@@ -367,14 +368,17 @@ def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callb
 def _train_task(
     own: Run, config: RunConfig, each: FoldTask, model: Classifier, alone: Callable[[], AbstractContextManager[None]]
 ) -> TrainTask:
+    parts = dict[str, float]()
+
     def held_out_loss() -> float:
         assert each.validation is not None, "nothing is watched without rows to watch"
         with alone():
             outputs_NC = classification_scores.predict_outputs(model.model, model.outputs, each.validation)
+        parts.update(classification_scores.metric_of(model.labels, outputs_NC, each.validation))
         return classification_scores.loss(model.labels, outputs_NC, each.validation.targets_NC)
 
     wanted = each.config(config)
-    return TrainTask(balanced(each.train, wanted), held_out_loss, wanted, own)
+    return TrainTask(balanced(each.train, wanted), held_out_loss, wanted, own, held_out_parts=parts)
 
 
 class RoundOutputs(NamedTuple):

@@ -6,6 +6,7 @@ Legend: M adapters, V views with the plain row first, N labelled rows, T other r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,11 @@ def fold_context(run: Path, config: RunConfig) -> FoldContext:
     if not (run / "decision.json").exists():
         raise ConfigError(f"{run}: the cross-validation has not ended. Continue it: {finish(run)}")
     first = adapter_folders(run)[0].parent
-    return FoldContext(config, classifier.read_labels(run), classifier.reader_of_run(first, config))
+    return FoldContext(
+        config,
+        replace(classifier.read_labels(run), metric=config.evaluate.judge),
+        classifier.reader_of_run(first, config),
+    )
 
 
 def adapter_folders(run: Path) -> list[Path]:

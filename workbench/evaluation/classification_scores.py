@@ -21,9 +21,10 @@ from workbench.data.images.picture_files import PictureFile
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Label, Labels
 from workbench.data.labelled.records import RowReader
-from workbench.evaluation import metrics
+from workbench.evaluation import chosen_metric, metrics
 from workbench.evaluation.forward_passes import ModelResults, over_rows
 from workbench.runs import units
+from workbench.training import early_stopping
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,13 +43,52 @@ def scores(labels: Labels, outputs_NC: Floats, targets_NC: OneHot) -> dict[str, 
 
 
 def scores_of(labels: Labels, outputs_NC: Floats, rows: LabelledSet) -> dict[str, float]:
-    """`scores` of all rows, and of each named set among them."""
-    return _of_sets(rows, outputs_NC, lambda own_NC, targets_NC: scores(labels, own_NC, targets_NC))
+    """`scores` of all rows, with the interval of the metric, and of each named set among them."""
+    of_sets = _of_sets(rows, outputs_NC, lambda own_NC, targets_NC: scores(labels, own_NC, targets_NC))
+    return _metric_bounds(labels, labels.values(outputs_NC), rows) | of_sets
+
+
+def loss_of_sets(labels: Labels, outputs_NC: Floats, rows: LabelledSet) -> dict[str, float]:
+    """The `loss` of `scores_of` alone, of all rows and of each named set."""
+    return _of_sets(rows, outputs_NC, lambda own_NC, own: units.rounded({"loss": loss(labels, own_NC, own)}))
 
 
 def value_scores_of(labels: Labels, values_NC: Floats, rows: LabelledSet) -> dict[str, float]:
-    """`value_scores` of all rows, and of each named set among them."""
-    return _of_sets(rows, values_NC, lambda own_NC, targets_NC: value_scores(labels, own_NC, targets_NC))
+    """`value_scores` of all rows, with the interval of the metric, and of each named set among them."""
+    of_sets = _of_sets(rows, values_NC, lambda own_NC, targets_NC: value_scores(labels, own_NC, targets_NC))
+    return _metric_bounds(labels, values_NC, rows) | of_sets
+
+
+def metric_of(labels: Labels, outputs_NC: Floats, rows: LabelledSet) -> dict[str, float]:
+    """What decides in place of the loss, by `early_stopping.METRIC`; empty where the loss does.
+
+    Raises:
+        DataError: The metric is not defined on these rows.
+    """
+    if labels.metric is None:
+        return {}
+    score = chosen_metric.score(labels, labels.values(outputs_NC), _true(labels, rows.targets_NC))
+    return {early_stopping.METRIC: score}
+
+
+def require_metric(labels: Labels, **sets: LabelledSet | None) -> None:
+    """Refuse a metric that cannot be computed on the rows of a set; see `chosen_metric.require`."""
+    for name, rows in sets.items():
+        if rows is not None:
+            chosen_metric.require(labels, _true(labels, rows.targets_NC), rows=name.replace("_", "-"))
+
+
+def _metric_bounds(labels: Labels, values_NC: Floats, rows: LabelledSet) -> dict[str, float]:
+    return units.rounded(chosen_metric.bounds(labels, values_NC, _true(labels, rows.targets_NC)))
+
+
+def _true(labels: Labels, targets_NC: OneHot) -> Floats:
+    """Numbers in their unit; of classes the targets as they are."""
+    true_NC = targets_NC.astype(np.float64)
+    if labels.kind != "number":
+        return true_NC
+    digits = int(np.ceil(np.log10(labels.scale + abs(labels.mean))))  # of float32, in which targets are kept
+    return np.round(labels.values(true_NC), 6 - digits)
 
 
 def _of_sets(
@@ -71,7 +111,7 @@ def _scores(labels: Labels, loss: float, values_NC: Floats, targets_NC: OneHot) 
         score_by_name |= multi_label_scores(values_NC, targets_NC)
     else:
         score_by_name |= single_label_scores(values_NC, targets_NC.argmax(1))
-    return units.rounded(score_by_name)
+    return units.rounded(score_by_name | chosen_metric.defined(labels, values_NC, _true(labels, targets_NC)))
 
 
 def loss(labels: Labels, outputs_NC: Floats, targets_NC: OneHot | Floats) -> float:

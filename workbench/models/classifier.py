@@ -350,7 +350,7 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Classifier:
     says."""
     folder = run / "adapter"
     exported.require_saved(run, config, "classes.json", reader_file(config))
-    labels, reader = read_labels(folder), reader_of_run(run, config)
+    labels, reader = replace(read_labels(folder), metric=config.evaluate.judge), reader_of_run(run, config)
     meant = task(labels, seed=config.seed)
     backbone = exported.load_backbone(config, folder, reader.tokenizer, task=meant, waiting=waiting).model
     model = backbone if isinstance(config.adapter, Full) else adapters.load(backbone, folder)

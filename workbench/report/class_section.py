@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from workbench.config.sections import metrics
 from workbench.evaluation.prediction_table import class_names, hot, suspects
 from workbench.report.rendering import begins
 from workbench.report.run_record import RunRecord
@@ -32,16 +33,15 @@ LONGEST_NEIGHBOUR = 160
 SCORES: dict[str, tuple[str, str]] = {
     "accuracy": ("Accuracy", "high"),
     "exact_match": ("All classes right", "high"),
-    "micro_f1": ("Micro-F1", "high"),
-    "macro_f1": ("Macro-F1", "high"),
-    "roc_auc": ("ROC-AUC", "high"),
     "brier": ("Brier score", "low"),
     "calibration_error": ("Expected calibration error", "low"),
-    "rmse": ("Root mean squared error", "low"),
-    "mae": ("Mean absolute error", "low"),
-    "r2": ("Explained variance", "high"),
-    "spearman": ("Rank correlation", "high"),
-}
+} | {name: (metric.title, "high" if metric.higher else "low") for name, metric in metrics.METRICS.items()}
+
+
+def titles(run: RunRecord) -> dict[str, tuple[str, str]]:
+    """Title and better direction of each score of a run, that of `evaluate.metric` among them."""
+    own = {} if run.judge is None else {run.judge.name: (run.judge.title, "high" if run.judge.higher else "low")}
+    return {**SCORES, **own}
 
 
 class Cell(NamedTuple):
@@ -147,6 +147,10 @@ def verdict(run: RunRecord) -> str:
     """Outcome of the run in one sentence, from its numbers."""
     before, after = run.scores["before"], run.scores["after"]
     rows = f"{len(run.predictions):,} held-out rows"
+    if run.judge is not None and (name := run.judge.name) in after:
+        interval = f" (95 %: {run.interval(name)})" if run.interval(name) else ""
+        sentence = f"{run.judge.title} {units.number(after[name])}{interval} on {rows}"
+        return sentence + (f"; always saying the same gives {units.number(before[name])}." if name in before else ".")
     if "accuracy" in after:
         sentence = f"Accuracy {after['accuracy']:.3f} (95 %: {run.interval('accuracy')}) on {rows}"
         return f"{sentence}; always naming the likeliest class gives {before['accuracy']:.3f}."

@@ -18,7 +18,7 @@ from scipy import special
 from workbench.config.task_facts import task_of
 from workbench.evaluation.metrics import BINS
 from workbench.evaluation.prediction_table import class_names, hot
-from workbench.report import rendering
+from workbench.report import class_section, rendering
 from workbench.report.class_section import SCORES
 from workbench.report.plots import COLOURS, Axis, Floats, Plot, Series, draw
 from workbench.report.run_record import RunRecord
@@ -87,7 +87,7 @@ def crossvalidated(run: RunRecord) -> CrossvalSection | None:
     duplicate_facts, main = run.stages.get("duplicates") or {}, main_score(run)
     conflicts = duplicate_facts.get("conflicts", [])
     return CrossvalSection(
-        score=_named(main) if main else "Score",
+        score=class_section.titles(run).get(main, (_named(main),))[0] if main else "Score",
         stages=stages(run),
         tested=any(stage.get("test") for stage in _done(run)),
         folds=_folds(run) if run.stages.get("folds") else None,
@@ -105,7 +105,15 @@ def main_score(run: RunRecord) -> str | None:
         names = (*(() if task is None else (task.score,)), *MAIN, "loss")
         return next((name for name in names if name in (run.scores.get("after") or {})), None)
     measured = [run.scores.get("after") or {}, *(stage.get("oof") or {} for stage in _done(run))]
-    return next((name for scores in measured for name in MAIN if name in scores), None)
+    known = [*([run.judge.name] if run.judge else []), *MAIN]
+    return next((name for scores in measured for name in known if name in scores), None)
+
+
+def main_title(run: RunRecord, main: str | None) -> str:
+    """What sentences call the main score."""
+    if run.judge is not None and main == run.judge.name:
+        return run.judge.title
+    return MAIN.get(main or "", main or "score")
 
 
 def stages(run: RunRecord) -> list[StageLine]:
@@ -146,7 +154,7 @@ def verdict(run: RunRecord) -> str:
         fold["rows"] for fold in folds if fold["repeat"] == folds[0]["repeat"] and fold["seed"] == folds[0]["seed"]
     ]
     rows = len(run.labelled) if run.classifies else sum(first)
-    sentence = f"Out-of-fold {MAIN.get(main, main)} {units.number(after[main])}{sure} on {rows:,} rows"
+    sentence = f"Out-of-fold {main_title(run, main)} {units.number(after[main])}{sure} on {rows:,} rows"
     if summary:
         count, repeats, seeds = (len({fold[name] for fold in folds}) for name in ("fold", "repeat", "seed"))
         sentence += f", spread {units.number(summary['spread'])} over {count} folds"
@@ -177,7 +185,7 @@ def verdict(run: RunRecord) -> str:
 def sentences(run: RunRecord) -> list[tuple[Tone, str]]:
     """Sentences on each stage and on the data."""
     main = main_score(run) or ""
-    sentences = [_sentence(stage, before, main) for stage, before in _compared(run)]
+    sentences = [_sentence(stage, before, main, main_title(run, main)) for stage, before in _compared(run)]
     duplicate_facts = run.stages.get("duplicates") or {}
     if duplicate_facts.get("conflicts"):
         count = len(duplicate_facts["conflicts"])
@@ -189,10 +197,9 @@ def sentences(run: RunRecord) -> list[tuple[Tone, str]]:
     return sentences
 
 
-def _sentence(stage: Mapping[str, Any], before: Mapping[str, Any], main: str) -> tuple[Tone, str]:
+def _sentence(stage: Mapping[str, Any], before: Mapping[str, Any], main: str, named: str) -> tuple[Tone, str]:
     gain, oof, test = stage.get("gain"), stage.get("oof") or {}, stage.get("test") or {}
-    kept, named = bool(stage.get("accepted")), MAIN.get(main, main)
-    parts = []
+    kept, parts = bool(stage.get("accepted")), []
     if gain:
         parts.append(f"loss {units.loss(gain['loss_before'])} to {units.loss(gain['loss_after'])}")
         parts[0] += f" ({_signed(gain['difference'])}; 95 %: {_chance(gain)})"
@@ -256,12 +263,12 @@ def _bounds(bounds: Mapping[str, float]) -> str:
 def _folds(run: RunRecord) -> FoldTable:
     folds = run.stages["folds"]
     measured = dict.fromkeys(name for fold in folds for name in fold["scores"] if not name.endswith(_BOUNDS))
-    names = [name for name in ("loss", *SCORES) if name in measured]
+    names = [name for name in ("loss", *class_section.titles(run)) if name in measured]
     names += [name for name in measured if name not in names and "[" not in name and not run.classifies]
     summary = run.stages.get("summary") or {}
     of_scores = [summary.get(name, {}) for name in names]
     return FoldTable(
-        columns=tuple(_named(name) for name in names),
+        columns=tuple(class_section.titles(run).get(name, (_named(name),))[0] for name in names),
         rows=[
             (
                 fold["member"],

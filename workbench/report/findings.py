@@ -116,7 +116,7 @@ def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
         yield "plain", f"{text} The loss jumps there, and the optimizer began anew."
 
     # The steps of a cross-validation are chosen before: what a better one would have been is no advice.
-    if record.best_step and len(record.held_out) > 1 and not record.crossvalidates:
+    if record.best_step and len(record.held_out) > 1 and not record.crossvalidates and record.judge is None:
         step, lowest = record.best_step
         last_step, losses = int(record.held_out["step"].iloc[-1]), record.held_out["held_out_loss"]
         last, previous = float(losses.iloc[-1]), float(losses.iloc[-2])

@@ -222,7 +222,7 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def _scores(run: RunRecord) -> list[dict[str, str]]:
-    own = class_section.SCORES if run.classifies else task_sections.EMBED_SCORES if run.embeds else None
+    own = class_section.titles(run) if run.classifies else task_sections.EMBED_SCORES if run.embeds else None
     own = {**SCORES, **task_sections.PREFERENCE_SCORES} if run.prefers else own
     own = task_sections.reward_scores(run) if run.rewards else own
     own = task_sections.REINFORCE_SCORES if run.reinforces else own

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workbench.config.sections.metrics import Choice, choice
 from workbench.config.task_facts import OverFacts, over_of, task_of
 from workbench.errors import ConfigError, FileError
 from workbench.runs import files, run_directory, score_files, units
@@ -62,6 +63,13 @@ class RunRecord:
     def over(self) -> OverFacts | None:
         """Facts about the recipe, where it is one over tasks."""
         return over_of(self.config)
+
+    @property
+    def judge(self) -> Choice | None:
+        """The metric that `evaluate.metric` names."""
+        evaluate = self.config.get("evaluate", {})
+        text = evaluate.get("metric")
+        return None if text is None else choice(text, evaluate.get("better"))
 
     @property
     def _pages(self) -> str:
@@ -278,8 +286,8 @@ def _config(folder: Path) -> dict[str, Any]:
 def rounds(members: Mapping[str, pd.DataFrame]) -> dict[str, list[pd.DataFrame]]:
     """The members' metrics by the round that they trained in."""
     by_round: dict[str, list[pd.DataFrame]] = {}
-    for name, metrics in members.items():
-        by_round.setdefault(name.partition("/")[0], []).append(metrics)
+    for name, own in members.items():
+        by_round.setdefault(name.partition("/")[0], []).append(own)
     return by_round
 
 
@@ -296,8 +304,8 @@ def merged_records(members: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The rounds of a cross-validation one after another, each `averaged`."""
     parts: list[pd.DataFrame] = []
     done = {"step": 0.0, "elapsed_s": 0.0}
-    for metrics in rounds(members).values():
-        part = averaged(metrics)
+    for own in rounds(members).values():
+        part = averaged(own)
         for name in done:
             part[name] += done[name]
             done[name] = float(np.nanmax([done[name], *part[name]]))

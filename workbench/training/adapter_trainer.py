@@ -82,7 +82,7 @@ class TrainTask:
     config: TrainingSections
     run: Run
     """Directory of its metrics and checkpoints, as if the adapter trained alone."""
-    held_out_parts: Mapping[str, float] = field(default_factory=dict)
+    held_out_parts: dict[str, float] = field(default_factory=dict)
     """Further figures of the last call of `held_out_loss`, by their names in metrics.jsonl."""
     reference: ReferenceLosses | None = None
     """Losses that `data.sampling.by=tokens` compares with."""
@@ -278,11 +278,14 @@ class AdapterTrainer:
         if (due or asked) and (self.progress.share >= 1 or self._deadline.affords("evaluation", "samples")):
             losses, average = {"held_out_loss": self.judged(self.task.held_out_loss)}, self._average
             parts = dict(self.task.held_out_parts)
+            judged = {False: early_stopping.criterion(losses | parts, self.task.config.evaluate)}
             if average is not None and average.ready:
                 with average.applied(self._refresh):
-                    losses["averaged_held_out_loss"] = self.task.held_out_loss()
+                    losses["averaged_held_out_loss"] = loss = self.task.held_out_loss()
+                line = {"held_out_loss": loss, **self.task.held_out_parts}
+                judged[True] = early_stopping.criterion(line, self.task.config.evaluate)
             if due:
-                self._judge(losses)
+                self._judge(judged)
             record = {**record, **losses, **parts, **({} if due else {"asked": 1})}
             self._end_in_time()
         self.progress = replace(self.progress, elapsed_s=round(time.monotonic() - began, 3))
@@ -395,10 +398,10 @@ class AdapterTrainer:
         done = self.progress
         return self._limits.share(done.share, steps=done.step + part, tokens=done.tokens + part * tokens, part=part)
 
-    def _judge(self, losses: Mapping[str, float]) -> None:
-        """Let the lowest loss decide about the best checkpoint and early stopping."""
+    def _judge(self, losses: Mapping[bool, float]) -> None:
+        """Let the lowest loss, of the values or (True) of their average, decide about best checkpoint and stopping."""
         loss, average = min(losses.values()), self._average
-        averaged, step = loss < losses["held_out_loss"], self.progress.step
+        averaged, step = loss < losses[False], self.progress.step
         self.progress = early_stopping.evaluated(
             self.progress, loss, averaged=averaged, schedule=self.task.config.schedule
         )

@@ -1,4 +1,4 @@
-"""Best checkpoint: the values with the lowest held-out loss so far, and the values that a run ships (`save.ship`)."""
+"""Best checkpoint: the values with the lowest held-out loss or best metric, and those that a run ships."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def shipped(
     if config.save.ship == "best":
         run.ranks.wait()  # until it is written
         which = "the average at step" if progress.best_averaged else "step"
-        sentence = f"Shipping {which} {progress.best_step}, which has the lowest held-out loss."
+        judge = config.evaluate.judge
+        why = "lowest held-out loss" if judge is None else f"best {judge.name}"
+        sentence = f"Shipping {which} {progress.best_step}, which has the {why}."
         return checkpoints.read_tensors(run.best, "trainable"), sentence
     if average is None:
         return None, None

@@ -1,16 +1,31 @@
 """Early stopping: what a held-out evaluation changes in the progress of a run, and when it ends the run.
 
-`evaluate.patience` ends a run after so many evaluations in a row without a lower held-out loss; the schedule `plateau`
-lowers the learning rate after `schedule.waits` of them.
+`evaluate.patience` ends a run after so many evaluations in a row without a lower held-out loss, or a better
+`evaluate.metric`; the schedule `plateau` lowers the learning rate after `schedule.waits` of them.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from workbench.config import EvaluateConfig
 from workbench.config.sections.schedule_config import ScheduleConfig
 from workbench.training.checkpoints import Progress
 from workbench.training.optim import schedules
+
+METRIC = "held_out_metric"
+"""The value of `evaluate.metric` in a line of metrics.jsonl."""
+
+
+def criterion(record: Mapping[str, Any], evaluate: EvaluateConfig) -> float:
+    """What is to be low in a line of metrics.jsonl: the held-out loss, or in its place the metric with its sign."""
+    if evaluate.judge is None:
+        return float(record["held_out_loss"])
+    value = float(record.get(METRIC, math.nan))
+    return math.inf if math.isnan(value) else -value if evaluate.judge.higher else value
 
 
 def out_of_patience(progress: Progress, patience: int | None) -> bool:
@@ -22,7 +37,8 @@ def evaluated(progress: Progress, loss: float, *, averaged: bool, schedule: Sche
     """Progress after an evaluation.
 
     Args:
-        loss: Held-out loss, nats per token; of the average of the values, where that is the lower one.
+        loss: Held-out loss, nats per token, or what `criterion` has in its place; of the average of the values, where
+            that is the lower one.
         averaged: Whether it is the average's.
     """
     if progress.best_loss is None or loss < progress.best_loss:

@@ -88,6 +88,7 @@ FACTS = register(
         head="classes",
         pictures=True,
         labelled=True,
+        judged=lambda config: config.classes.kind,
         records_losses=True,
         packs=True,
         chooses=frozenset({"gradient"}),

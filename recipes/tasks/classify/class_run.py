@@ -92,6 +92,7 @@ def prepare(config: RunConfig, *, choose: Choice | None = None) -> tuple[RowRead
         data = choose(reader, labelled_data.load(config.model_copy(update={"data": every}), reader))
     else:
         data = labelled_data.load(config, reader)
+    classification_scores.require_metric(data.labels, held_out=data.held_out, test=data.test)
     together = classifier.augmented_together(data.train, config, reader)
     data = data._replace(train=training_rows(together, config, reader))
     train = sampled_rows(data.train, config)
@@ -182,8 +183,11 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         return anatomy.hidden_size(live.backbone.config)
 
     def held_out_loss(self, live: Classifier) -> tuple[float, Mapping[str, float]]:
-        scores, _ = score(live, self.data.held_out)
-        return scores["loss"], named_sets.held_out_losses(scores)
+        rows, labels = self.data.held_out, live.labels
+        outputs_NC = classification_scores.predict_outputs(live.model, live.outputs, rows)
+        scores = classification_scores.loss_of_sets(labels, outputs_NC, rows)
+        metric = classification_scores.metric_of(labels, outputs_NC, rows)
+        return scores["loss"], named_sets.held_out_losses(scores) | metric
 
     def save(self, live: Classifier, folder: Path, *, adapter: Callable[[Path], None] | None = None) -> None:
         classifier.save(live, folder, adapter=adapter)

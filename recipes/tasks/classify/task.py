@@ -347,6 +347,7 @@ class ClassTask(Task):
             rows = labelled_data.encode_each(sets, model.reader, model.labels)
         else:
             rows = labelled_data.load(config, model.reader).held_out
+        classification_scores.require_metric(model.labels, scored=rows)
         return score(model, rows, turn.scoring)[0]
 
     def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:

@@ -30,6 +30,7 @@ from workbench.schema import Section
 
 NAMING: dict[str, dict[str, Any]] = {
     "plugins": {"plugins": ["x.py"]},
+    "evaluate.metric": {"recipe": "classify", "evaluate": {"metric": "my.py:score"}},
     "model.trust_remote_code": {"model": {"id": "starter", "trust_remote_code": True}},
     "tta.function": {"recipe": "crossval", "tta": {"views": ["user"], "function": "x.py"}, "data": {"train": "r.csv"}},
     "data.curriculum.function": {"data": {"train": "r.jsonl", "curriculum": {"by": "function", "function": "x.py"}}},
@@ -179,11 +180,11 @@ def test_every_setting_of_that_kind_is_marked_and_every_marked_one_is_tried() ->
         sections += section.__subclasses__()
     own = [each for each in sections if each.__module__.startswith("workbench.")]
     fields = [(each, name) for each in own for name in each.__annotations__ if name in each.model_fields]
-    marked = {name for each, name in fields if schema.names_code(each.model_fields[name])}
+    marked = {name for each, name in fields if schema.code_marks(each.model_fields[name])}
     for each, name in fields:
         text = schema._field_docstrings(each).get(name, "")
         says = re.search(r"Python file|([Ee]xecute|Run) (the )?Python code|[Oo]nly (a file|one) you trust", text)
-        assert schema.names_code(each.model_fields[name]) == bool(says), f"{each.__name__}.{name}: {text}"
+        assert bool(schema.code_marks(each.model_fields[name])) == bool(says), f"{each.__name__}.{name}: {text}"
     assert marked == {key.rpartition(".")[2] for key in NAMING}
 
 

@@ -16,6 +16,7 @@ from workbench.config.checks import (
     row_checks,
     step_checks,
 )
+from workbench.config.sections import metrics
 from workbench.config.sections.basic_sections import MARGIN, ModelConfig
 from workbench.config.sections.cleaning_config import ANSWER_RULES
 from workbench.config.sections.optimizer_config import ADAMS
@@ -246,7 +247,23 @@ def _of_task(config: RunSections) -> Iterator[str]:
             yield sentence.format(key=key, recipe=f"recipe={config.recipe}")
     if config.distributed.sharded and task.sharded:
         yield f"distributed: recipe={config.recipe} {task.sharded}"
+    yield from _of_metric(config)
     yield from task.check(config) if task.check is not None else ()
+
+
+def _of_metric(config: RunSections) -> Iterator[str]:
+    judge, kind = config.evaluate.judge, config.task.judged(config)
+    if judge is None:
+        return
+    if kind is None:
+        yield (
+            f"evaluate.metric={config.evaluate.metric} judges labels of rows, and recipe={config.recipe} has none. "
+            f"It is judged by {config.task.score}: leave evaluate.metric out."
+        )
+    elif judge.file is None and kind not in judge.metric.kinds:
+        yield (
+            f"evaluate.metric={judge.name} does not apply to classes.kind={kind}. Write one of {metrics.names(kind)}."
+        )
 
 
 def given(config: RunSections, key: str) -> bool:

@@ -19,12 +19,13 @@ from pydantic import (
     model_validator,
 )
 
+from workbench.config.sections import metrics
 from workbench.config.sections.cleaning_config import CLEAN_RULES, DecontaminateConfig
 from workbench.config.sections.curriculum_config import CurriculumConfig, LengthWarmUpConfig
 from workbench.config.sections.sampling_config import SamplingConfig, SelectConfig
 from workbench.config.sections.sources_config import MixConfig, SourceConfig, StreamingConfig
 from workbench.config.sections.text_augment_config import TextAugmentConfig
-from workbench.schema import MayExecute, Section, Unit, did_you_mean
+from workbench.schema import MayExecute, NamesCode, Section, Unit, did_you_mean
 
 WEIGHT = "weight"
 """Column with how often a training row counts, which is read only where `data.columns` names it."""
@@ -457,9 +458,17 @@ class EvaluateConfig(Section):
     same through the run, in samples.jsonl and on the page of `workbench ui`. Recipes sft, prefer, reinforce and distill
     (of texts), where every device has all weights. At most as many as `answers` but in reinforce; never changes the
     training. 0: none."""
+    metric: Annotated[str, NamesCode(metrics.is_code)] | None = None
+    """The score that decides in place of the held-out loss: early stopping, the best checkpoint, search, sweep and the
+    report's first sentence follow it. accuracy, macro_f1, micro_f1, weighted_f1, roc_auc and average_precision (one
+    class against the rest), log_loss, mcc, qwk (quadratic weighted kappa), map@3, mae, rmse, r2, spearman, or a
+    function of your own in a Python file, FILE.py:FUNCTION. Recipes classify and crossval of it. null: the
+    held-out loss."""
+    better: Literal["higher", "lower"] | None = None
+    """Which values of a function of your own are better; null: higher."""
     patience: Annotated[PositiveInt | None, Unit("evaluations")] = None
-    """Stop after this many evaluations without a better held-out loss; null: never. Why: a schedule that is cut off
-    before its end never reaches its low rates, where much of the loss is gained."""
+    """Stop after this many evaluations without a better held-out loss, or `metric`; null: never. Why: a schedule that
+    is cut off before its end never reaches its low rates, where much of the loss is gained."""
     probe: Annotated[NonNegativeInt | Literal["auto"], Unit("rows")] = "auto"
     """Rows, held-out ones among them, whose features by the frozen backbone are compared before recipes classify and
     crossval train: what it knows already, and neighbours of mistakes in the report. `auto`: as many as cost about a
@@ -467,6 +476,26 @@ class EvaluateConfig(Section):
     dynamics: bool | Literal["auto"] = "auto"
     """Record the loss of each row in each step that it is drawn in, for dynamics.parquet and the report's map of the
     data (Swayamdipta et al. 2020). `auto`: in runs of up to a million draws. Never changes the training."""
+
+    @property
+    def judge(self) -> metrics.Choice | None:
+        """The metric that decides; None where the held-out loss does."""
+        return None if self.metric is None else metrics.choice(self.metric, self.better)
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, metric: str | None) -> str | None:
+        if metric is not None:
+            metrics.choice(metric, None)
+        return metric
+
+    @model_validator(mode="after")
+    def _of_own_metric(self) -> EvaluateConfig:
+        if self.better is not None and not metrics.is_code(self.metric):
+            raise ValueError(
+                "better is for evaluate.metric=FILE.py:FUNCTION: other metrics have a direction. Leave it out."
+            )
+        return self
 
 
 class SaveConfig(Section):
@@ -478,7 +507,8 @@ class SaveConfig(Section):
     keep: Annotated[PositiveInt, Unit("checkpoints")] = 2
     """How many of the latest checkpoints are kept, beside the best."""
     ship: Literal["last", "best"] = "last"
-    """Which adapter the run saves: that of the last step, or the one with the lowest held-out loss. Why: held-out rows
+    """Which adapter the run saves: that of the last step, or the one with the lowest held-out loss, or the best
+    `evaluate.metric`. Why: held-out rows
     that choose a step flatter its score."""
 
 

@@ -106,6 +106,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     find = partial(_duplicates, reader=reader, config=config, features=features)
     clean = _deduplicate(train, list(test.values()), find, config)
     meaning = labels.fit(config.classes.kind, clean.source.labels, source=train.name)
+    meaning = replace(meaning, metric=config.evaluate.judge)
     folds = stratified_folds.make_folds(
         config.folds,
         RawRows(clean.source.records),

@@ -296,6 +296,7 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     meaning = labels.fit(
         config.classes.kind, train_labels, source=" + ".join(source.name for source in trains.values())
     )
+    meaning = replace(meaning, metric=config.evaluate.judge)
     require_measured(meaning, train_labels, held_out, config)
     weight_N = np.asarray([record.weight for train in trains.values() for record in train.records])
     rows = replace(

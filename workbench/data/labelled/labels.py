@@ -17,6 +17,7 @@ from scipy import special
 
 from workbench.config.model_heads import Problem
 from workbench.config.sections.classes_config import ClassesConfig, Kind
+from workbench.config.sections.metrics import Choice
 from workbench.data.rows import excerpt, finite
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
@@ -48,6 +49,7 @@ class Labels:
     names: tuple[str, ...]  # names of the classes; `value` for a number
     mean: float = 0.0  # mean of the numbers in training; the head learns (number - mean) / scale
     scale: float = 1.0  # standard deviation of the numbers in training
+    metric: Choice | None = None  # the score of `evaluate.metric`, by which outputs are judged
 
     @property
     def problem(self) -> Problem:
@@ -57,7 +59,7 @@ class Labels:
     @property
     def facts(self) -> dict[str, Any]:
         """For a JSON file."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "metric"}
 
     def targets(self, labels: Sequence[Label | None]) -> npt.NDArray[np.float32]:
         """Targets of the loss (N, C); zeros where a row has no label."""
