@@ -38,6 +38,7 @@ register_over(
         able=_folded,
         sections=("duplicates", "folds", "pseudo_label", "tta", "correction", "ensemble"),
         members=lambda config: [trial.config for trial in sweep_expansion.trials(config)],
+        fresh="scores each row by an adapter that never saw it, and that run may have learnt from it",
         spread=True,
         folds=True,
     )
@@ -92,6 +93,7 @@ register_over(
         able=_student,
         sections=("distill",),
         members=lambda config: [distill_expansion.as_plain_run(config)],
+        fresh="begins with a fresh adapter",
         adapters=False,
     )
 )

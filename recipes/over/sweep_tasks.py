@@ -17,6 +17,7 @@ from workbench.config.expansions.member_runs import Trial
 from workbench.config.sections.basic_sections import HeldOutFold
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.models.backbones import Backbone
+from workbench.recipes.single import start_adapter
 from workbench.recipes.single.single_run import SingleRun
 from workbench.recipes.task import implementation
 from workbench.runs.run_directory import Run
@@ -120,6 +121,8 @@ def require_members(config: RunConfig, trials: Trials, data: Any) -> None:
     Args:
         data: The splits of an inspection or of a run.
     """
+    for trial in trials:
+        start_adapter.require(trial.config)
     adapters = {trial.config.adapter.model_dump_json(): trial.config for trial in trials}
     adapters.pop(config.adapter.model_dump_json(), None)
     for other in adapters.values():

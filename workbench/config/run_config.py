@@ -78,6 +78,8 @@ def _of_names(config: RunConfig) -> Iterator[str]:
             )
     elif reason := config.over.able(config.task):
         yield f"recipe={config.recipe} does not take of={config.task.name}: {reason}"
+    elif (start := config.task.start) and config.over.fresh and getattr(config, start).start is not None:
+        yield f"{start}.start: recipe={config.recipe} {config.over.fresh}. Leave {start}.start out."
 
 
 def accept(facts: TaskFacts) -> None:

@@ -165,6 +165,8 @@ class OverFacts:
     """Whether `budget` limits all of it and not each member, which may end early."""
     completed: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     """Completes values as they are written, before they are read."""
+    fresh: str | None = None
+    """Why it cannot go on from another run (`TaskFacts.start`), in words after the recipe; None where it can."""
     table: str | None = None
     """File of a run directory that says which member is shipped."""
     spread: bool = False

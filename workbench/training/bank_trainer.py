@@ -79,6 +79,7 @@ Objective = Callable[[Tensor, Tensor, float], Tensor]
 
 def refusal(config: RunConfig) -> str | None:
     """Why adapters must train one after another; None where a bank can train them together."""
+    start = config.task.start
     alone = {
         "model.new_tokens": (bool(config.model.new_tokens), "a bank trains no rows of new tokens"),
         "model.dropout": (config.model.dropout, "the backbone's own dropout would draw other numbers in a bank"),
@@ -89,7 +90,10 @@ def refusal(config: RunConfig) -> str | None:
         "data.columns.weight": (config.data.weighs and not config.task.labelled, "a bank weighs rows, and no tokens"),
         "prefer.loss": (config.prefer.loss == "kto", "kto looks at all answers of a step before it learns from them"),
         "reward.kind": (config.reward.kind == "process", "a bank compares pairs of answers"),
-        "prefer.start": (config.prefer.start is not None, "the members of a bank begin with fresh adapters"),
+        f"{start}.start": (
+            start is not None and getattr(config, start).start is not None,
+            "the members of a bank begin with fresh adapters",
+        ),
         "prefer.beta_end": (config.prefer.beta_end is not None, "a loss in a bank does not know how much is done"),
         "data.sampling": (config.data.sampling.by != "all", "the rows of each member would depend on its own losses"),
         "data.curriculum": (

@@ -245,6 +245,9 @@ def _of_task(config: RunSections) -> Iterator[str]:
     for key, sentence in task.refuses.items():
         if given(config, key):
             yield sentence.format(key=key, recipe=f"recipe={config.recipe}")
+    if config.train.start is not None and task.start != "train":
+        own = f"Write {task.start}.start instead" if task.start else "Leave it out"
+        yield f"train.start is for recipe={task_facts.names(lambda each: each.start == 'train')}. {own}."
     if config.distributed.sharded and task.sharded:
         yield f"distributed: recipe={config.recipe} {task.sharded}"
     yield from _of_metric(config)

@@ -398,8 +398,9 @@ class TrainConfig(Section):
     steps: Annotated[PositiveInt | None, Unit("steps")] = None
     """Optimizer steps; wins over `epochs` where it is set."""
     start: str | None = None
-    """Of recipe sft: a finished or adopted run over the same backbone, from whose adapter training goes on; adapter is
-    that run's section. null: a fresh adapter. After full fine-tuning, write model.id=RUN/adapter instead."""
+    """Of recipe sft, also in a sweep or search: a finished or adopted run over the same backbone, from whose adapter
+    training goes on; adapter is that run's section. null: a fresh adapter. After full fine-tuning, write
+    model.id=RUN/adapter instead."""
     trust: MayExecute = False
     """Execute the Python code that the configuration of `start` names."""
     learning_rate: PositiveFloat = 2.0e-4
