@@ -144,8 +144,8 @@ class SparseTuning(OnLayers):
             return reason
         if self.trained is not None and not any(self._folder.glob("*.safetensors")):
             return (
-                f"adapter.trained={self.trained} holds no model. Write a run of adapter.method=full, such as "
-                "adapter.trained=runs/full, or the folder of a saved model."
+                f"adapter.trained={self.trained} holds no model. Write adapter.trained=RUN, a run of full "
+                "fine-tuning, or the folder of a saved model."
             )
         return None
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import workbench
-from tests.mistakes.remedies import assert_keys, assert_remedies
+from tests.mistakes.remedies import assert_keys, assert_remedies, assert_remedies_of_rows
 from workbench.cli.verbs import main
 from workbench.errors import WorkbenchError
 from workbench.recipes.load import load
@@ -90,9 +90,18 @@ AssertRowsRefused = Callable[..., None]
 
 
 def assert_refused(
-    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: Case,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    retried: bool = False,
 ) -> None:
-    """Make the mistake, and see that it is told and leaves nothing."""
+    """Make the mistake, and see that it is told and leaves nothing.
+
+    Args:
+        retried: Whether what the message says to write is tried.
+    """
     case.prepare(folder)
     before = content(folder)
     monkeypatch.setattr(sys, "argv", ["workbench", *shlex.split(case.command)])
@@ -103,6 +112,8 @@ def assert_refused(
     assert_told(case, told.out, told.err)
     assert_keys(told.err)
     assert_nothing_left(folder, before)
+    if retried:
+        assert_remedies_of_rows(sys.argv[1:], told.err)
 
 
 def refusal(command: str) -> str | None:
@@ -118,14 +129,15 @@ def refusal(command: str) -> str | None:
 
 def assert_refused_with(
     words: Iterable[str], command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """See that the command ends in status 2 and says all `words`."""
+) -> str:
+    """See that the command ends in status 2 and says all `words`; returns what it says."""
     monkeypatch.setattr(sys, "argv", ["workbench", *shlex.split(command)])
     with pytest.raises(SystemExit) as ended:
         main()
     told = " ".join(capsys.readouterr().err.split())
     assert ended.value.code == 2 and all(word in told for word in words), told
     assert_keys(told)
+    return told
 
 
 def trained(recipe: str, rows: Iterable[Any], folder: Path, stories: str) -> Path:
@@ -143,16 +155,24 @@ def assert_rows_refused(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    *,
+    retried: bool = False,
 ) -> None:
-    """See that the command, run in the folder beside `links`, is refused before an adapter is there."""
+    """See that the command, run in the folder beside `links`, is refused before an adapter is there.
+
+    Args:
+        retried: Whether what the message says to write is tried.
+    """
     monkeypatch.chdir(folder)
     file("my.yaml", recipe)(folder)
     lines(case.rows, "rows.jsonl")(folder)
     lines(case.other, "other.jsonl")(folder)
     for link, target in links.items():
         (folder / link).symlink_to(target)
-    assert_refused_with((case.place, case.cure), f"{case.command} {case.words}", monkeypatch, capsys)
+    message = assert_refused_with((case.place, case.cure), f"{case.command} {case.words}", monkeypatch, capsys)
     assert not list(folder.glob("runs/*/adapter"))
+    if retried:
+        assert_remedies_of_rows(sys.argv[1:], message)
 
 
 def assert_told(case: Case, out: str, err: str) -> None:

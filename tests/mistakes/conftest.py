@@ -39,10 +39,18 @@ def folder(tmp_path: Path, stories: str, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["told", "retried"])
+def retried(request: pytest.FixtureRequest) -> bool:
+    """Whether what a message says to write is tried: the slow line does."""
+    return bool(request.param)
+
+
 @pytest.fixture
-def assert_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> AssertRefused:
+def assert_refused(
+    folder: Path, retried: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> AssertRefused:
     """Make a mistake in the folder, and see that it is told and leaves nothing."""
-    return partial(cases.assert_refused, folder=folder, monkeypatch=monkeypatch, capsys=capsys)
+    return partial(cases.assert_refused, folder=folder, monkeypatch=monkeypatch, capsys=capsys, retried=retried)
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +64,7 @@ def assert_rows_refused(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     stories: str,
+    retried: bool,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> AssertRowsRefused:
@@ -63,6 +72,6 @@ def assert_rows_refused(
 
     def refused(case: RowsCase, **links: str | Path) -> None:
         links = {"stories": stories, **links}
-        cases.assert_rows_refused(case, request.module.RECIPE, links, tmp_path, monkeypatch, capsys)
+        cases.assert_rows_refused(case, request.module.RECIPE, links, tmp_path, monkeypatch, capsys, retried=retried)
 
     return refused

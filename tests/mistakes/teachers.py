@@ -180,11 +180,11 @@ FOUND = {
         "distill.match.0.layers", "Write 1 to 5", matched("what: relation, layers: {0: 1}")
     ),
     "attention of a Llama": Case(
-        "distill.match.0.what=attention: LlamaForCausalLM", "Write what=relation", matched("what: attention")
+        "distill.match.0.what=attention: LlamaForCausalLM", "{what: relation}", matched("what: attention")
     ),
     "heads": Case("distill.match.0.heads", "Write one of 1, 2, 4, 8", matched("what: relation, heads: 7")),
     "attention of a classifier": Case(
-        "distill.match.0.what=attention", "Write what=relation", matched("what: attention", CLASSES)
+        "distill.match.0.what=attention", "{what: relation}", matched("what: attention", CLASSES)
     ),
     "layers of folds": Case(
         "distill.match compares the layers of one model", "Name one run", matched("what: relation", FOLDS)

@@ -48,7 +48,7 @@ CASES = {
     "duplicates of folds": Case(
         f"check my.yaml {CROSSVAL} data.clean=[near_duplicate]",
         "looks for duplicates itself",
-        "Write duplicates.on_duplicate=keep_one",
+        "duplicates.on_duplicate=keep_one does the same",
         TEXTS,
     ),
     "pictures": Case(

@@ -25,7 +25,7 @@ CASES = {
     "values in pieces": Case(
         f"{CHECK} regularise.mixout=0.1 distributed.zero=2", "regularise.mixout goes with whole", "zero=0"
     ),
-    "equal passes": Case(f"{CHECK} regularise.r_drop=1", "they are the same", "Write adapter.dropout=0.1"),
+    "equal passes": Case(f"{CHECK} regularise.r_drop=1", "they are the same", "adapter.dropout=0.1"),
     "passes that share a rotation": Case(
         f"{CHECK} regularise.r_drop=1 'adapter={{method: boft, dropout: 0.1}}'", "they are the same", "adapter.dropout"
     ),

@@ -57,7 +57,7 @@ CASES = {
         "reinforce.method=dapo reinforce.kl=reward",
     ),
     "dropout between updates": Case(
-        "noise changes them in each pass", "Write adapter.dropout=0", "reinforce.updates=2 adapter.dropout=0.1"
+        "noise changes them in each pass", "Write reinforce.updates=1", "reinforce.updates=2 adapter.dropout=0.1"
     ),
     "an adapter that draws, between updates": Case(
         "noise changes them in each pass",
@@ -151,7 +151,9 @@ CASES = {
     "a prompt that is too long": Case(
         "data.max_tokens=8", "data.truncate=left", "data.max_tokens=8 data.truncate=right"
     ),
-    "no room for an answer": Case("made for at most", "data.max_tokens", "reinforce.max_new_tokens=100000"),
+    "no room for an answer": Case(
+        "made for at most", "Write reinforce.max_new_tokens=480 or less", "reinforce.max_new_tokens=100000"
+    ),
 }
 
 

@@ -30,7 +30,7 @@ PLAIN = "rerank={}"
 
 CASES = {
     # Rows.
-    "classes": Case("rows.jsonl: has texts with classes", "Write recipe=embed or classify", rows=CLASSES),
+    "classes": Case("rows.jsonl: has texts with classes", "Recipes embed and classify learn classes", rows=CLASSES),
     "unknown columns": Case("its columns are `q`, `a`", "data.columns='{anchor: NAME", rows=[{"q": "a", "a": "b"}]),
     "the positive among the negatives": Case(
         "its positive is among its negatives", "Leave it out of them", rows=[{**ROWS[0], "negative": "Here is 0."}]
@@ -78,7 +78,7 @@ CASES = {
     ),
     "an embedder that is none": Case(
         "rerank.embedder=stories: not a run directory",
-        "Write one of a run of recipe=embed",
+        "Name a run of recipe=embed",
         "rerank.mine=1 rerank.embedder=stories",
     ),
     "an embedder that reranks": Case(

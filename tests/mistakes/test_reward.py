@@ -64,7 +64,7 @@ CASES = {
         "in place of data.held_out", "Leave one of them out", "data.fold.of=5 data.held_out=0.5"
     ),
     "a fold of no folds": Case("data.fold says what is held out", "Write data.fold.of=5", "data.fold.number=1"),
-    "more folds than prompts": Case("form only", "Write folds.k=", "data.fold.of=21 data.held_out=0.05"),
+    "more folds than prompts": Case("form only", "Write data.fold.of=", "data.fold.of=21 data.held_out=0.05"),
     "a fold for what is sampled": Case(
         "data.fold is for recipe=classify|embed|prefer|rerank|reward|sft|tag",
         "Leave data.fold out",

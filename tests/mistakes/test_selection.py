@@ -43,7 +43,9 @@ def with_silence(folder: Path) -> None:
 CASES = {
     "no choice": Case(f"{CHECK} {PLACE}.rows=10", "by=all keeps them all", f"Write {RANDOM}"),
     "no budget": Case(f"{CHECK} {RANDOM}", "needs one budget", f"{PLACE}.rows=0.5"),
-    "two budgets": Case(f"{CHECK} {RANDOM} {PLACE}.rows=3 {PLACE}.tokens=99", "needs one budget", f"{PLACE}.rows=0.5"),
+    "two budgets": Case(
+        f"{CHECK} {RANDOM} {PLACE}.rows=3 {PLACE}.tokens=99", "needs one budget", "Leave out rows or tokens"
+    ),
     "no target": Case(f"{CHECK} {LIKE} {PLACE}.rows=3", "needs rows to resemble", f"{PLACE}.target=FILE"),
     "target at random": Case(
         f"{CHECK} {RANDOM} {PLACE}.rows=3 {PLACE}.target=other.jsonl", "target is for by=importance", "Leave target out"

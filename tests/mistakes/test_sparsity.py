@@ -20,12 +20,12 @@ CASES = {
         SPARSE % "trained: one", "trained is for by=movement, not for by=fisher", "Leave adapter.trained out"
     ),
     "a training that is not there": Case(
-        SPARSE % "by: movement, trained: nowhere", "adapter.trained=nowhere holds no model", "adapter.trained=runs/full"
+        SPARSE % "by: movement, trained: nowhere", "adapter.trained=nowhere holds no model", "adapter.trained=RUN"
     ),
     "a training of an adapter": Case(
         SPARSE % "by: movement, trained: hollow",
         "adapter.trained=hollow holds no model",
-        "Write a run of adapter.method=full",
+        "full fine-tuning",
         file("hollow", ""),
     ),
     "rows that nobody reads": Case(

@@ -198,10 +198,11 @@ def require_passes(train: Examples, config: TrainingSections, steps: int | None)
         size, most = len(train.members[number]), limited.get(name)
         passes = train.share_S[number] * drawn / size
         if most is not None and passes > most * (1 + 1e-9):
+            enough = math.ceil(passes * 100) / 100
             raise ConfigError(
                 f"data.sources.{name}.passes={most:g}: the run draws {train.share_S[number]:.1%} of its {drawn:,} rows "
                 f"from there, which is {passes:.2f} passes over {size:,} rows.\n  Write a lower data.sources.{name}"
-                f".weight, fewer train.epochs or train.steps, or data.sources.{name}.passes={passes:.2f}."
+                f".weight, fewer train.epochs or train.steps, or data.sources.{name}.passes={enough:g}."
             )
 
 

@@ -441,12 +441,12 @@ def _pair(
         if not model.adds_positions():
             raise ConfigError(
                 f"{where}.what=attention: {model.family} turns queries and keys by position or adds to their scores, "
-                "so that no product of theirs is what it attends by. Write what=relation."
+                "so that no product of theirs is what it attends by. Write {what: relation} there."
             )
     if student.heads != teacher.heads:
         raise ConfigError(
             f"{where}.what=attention: the student has {student.heads} attention heads and the teacher {teacher.heads}, "
-            "so that there is no telling which is like which. Write what=relation."
+            "so that there is no telling which is like which. Write {what: relation} there."
         )
     assert student.heads is not None, "positions are added to the embeddings of no backbone with stages"
     compare = partial(_attention, heads=student.heads, causal=any(end.causal for end in ends))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import losses
+from workbench.adapters.banks import bank as banks
 from workbench.adapters.banks.bank import Bank
 from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.config import RunConfig
@@ -164,7 +165,7 @@ def require_peers_in_one_bank(base: RunConfig) -> None:
     if reason := again if recomputes else bank_trainer.refusal(base):
         raise ConfigError(
             f"distill.peers: {reason}. Adapters teach each other in one bank: "
-            "leave that out, or write adapter.method=lora."
+            + ("write adapter.method=lora." if banks.refusal(base.adapter) == reason else "leave that out.")
         )
 
 

@@ -101,7 +101,7 @@ def of(config: RunConfig, section: str) -> RunEmbedder | None:
     if (path / "modules.json").is_file() or (path / "adapter_config.json").is_file():
         raise ConfigError(f"{key}={path} is a model without its run. Write the run directory that it stands in.")
     if not (path / "config.yaml").is_file():
-        raise ConfigError(f"{key}={path}: not a run directory (no config.yaml). Write one of a run of recipe=embed.")
+        raise ConfigError(f"{key}={path}: not a run directory (no config.yaml). Name a run of recipe=embed.")
     own = run_directory.shipped_config(path, Trust(trusted, f"{section}.trust=true"))
     if own.task.head != "hidden":
         raise ConfigError(

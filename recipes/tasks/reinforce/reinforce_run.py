@@ -75,10 +75,25 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     train = sampled_prompts(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = [RolloutRows(split, config.reinforce) for split in data if split is not None]
+    for split in splits:
+        _require_room(config, split, preflight.longest_sequence(hub))
     modules = preflight.require_backbone(config, splits, model_heads.of(config))
     start_adapter.require(config)
     require_warm_up(config)
     return tokenizer, template, data, modules
+
+
+def _require_room(config: RunConfig, rows: RolloutRows, limit: int | None) -> None:
+    """Refuse answers for which a backbone of at most `limit` tokens has no room beside the longest prompt."""
+    row = int(rows.longest_sequences.argmax())
+    most, new = int(rows.longest_sequences[row]), config.reinforce.max_new_tokens
+    if limit is not None and most > limit:
+        half = f"reinforce.max_new_tokens={limit // 2} and data.max_tokens={limit // 2}"
+        fits = f"reinforce.max_new_tokens={limit - most + new} or less"
+        raise ConfigError(
+            f"reinforce.max_new_tokens={new}: with such an answer {rows.place(row)} has {most} tokens, but "
+            f"{config.model.id} was made for at most {limit}. Write {fits if most - new < limit else half}."
+        )
 
 
 def judges(config: RunConfig, data: Splits[TokenizedSet], tokenizer: PreTrainedTokenizerBase) -> list[RowJudge]:

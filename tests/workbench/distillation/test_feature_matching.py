@@ -601,7 +601,7 @@ def test_layers_that_are_not_there(settings: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     ("settings", "student", "teacher", "message"),
     [
-        ({"what": "attention"}, ("Llama", {}), ("Llama", {}), r"0\.what=attention: LlamaForCausalLM .*what=relation"),
+        ({"what": "attention"}, ("Llama", {}), ("Llama", {}), r"0\.what=attention: LlamaForCausalLM .*what: relation"),
         ({"what": "attention"}, ("GPT2", {"num_attention_heads": 2}), ("GPT2", {}), r"has 2 .* teacher 4.*relation"),
         ({"what": "relation"}, ("Llama", {}), ("Falcon", {}), r"layer 2 of FalconForCausalLM .*what=hidden_mse or"),
         (

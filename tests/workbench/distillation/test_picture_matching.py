@@ -181,7 +181,7 @@ def test_positions_are_counted_in_pictures_of_the_size_that_is_read() -> None:
         ),
         ({"what": "attention"}, "MobileNetV2", "MobileNetV2", r"layer 16 of MobileNetV2\w+ computes no queries"),
         ({"what": "relation"}, "Swin", "Swin", r"layer 3 of Swin\w+ attends inside of windows.*what=hidden_mse or"),
-        ({"what": "attention"}, "ViT", "Beit", r"BeitFor\w+ turns .* or adds to their scores.*what=relation"),
+        ({"what": "attention"}, "ViT", "Beit", r"BeitFor\w+ turns .* or adds to their scores.*what: relation"),
         ({"what": "hidden_mse", "layers": {4: 1}}, "ResNet", "ResNet", r"the student has no layer 4 .*Write 0 to 3"),
         ({"what": "hidden_mse", "layers": {1: 3}}, "CLIP", "CLIP", r"the teacher has no layer 3 .*Write 0 to 2"),
     ],

@@ -156,9 +156,10 @@ def of_regularise(config: RunSections) -> Iterator[str]:
     if section.r_drop:
         by_row = config.adapter.noise > 0 and config.adapter.method != "boft"  # whose rows share one rotation
         if not (by_row or config.model.dropout or section.noisy):
+            own = " (of lora, say)" if config.adapter.noise else "=0.1"
             yield (
                 "regularise.r_drop compares two passes over a row with different dropout, and nothing is dropped, so "
-                "that they are the same. Write adapter.dropout=0.1 (of lora, say), or model.dropout=true."
+                f"that they are the same. Write model.dropout=true, or adapter.dropout{own}."
             )
 
 

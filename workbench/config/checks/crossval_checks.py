@@ -28,7 +28,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     if repeats and not config.reads_pictures:
         yield (
             f"data.clean={', '.join(repeats)}: recipe=crossval looks for duplicates itself, and knows their labels. "
-            "Write duplicates.on_duplicate=keep_one instead."
+            "Leave it out; duplicates.on_duplicate=keep_one does the same."
         )
     if data.select.by != "all":
         yield "recipe=crossval scores every row that it is given. Leave data.select out, and choose rows beforehand."

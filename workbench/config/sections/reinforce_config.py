@@ -212,6 +212,6 @@ class ReinforceConfig(Section):
         if noise and (self.remembers or self.corrects):
             yield (
                 "reinforce compares probabilities with those before the first update, and noise changes them in each "
-                "pass. Write adapter.dropout=0 and model.dropout=false and a method without noise of its own, or "
-                "reinforce.updates=1, reinforce.kl=loss and reinforce.importance_cap=0."
+                "pass. Write reinforce.updates=1, reinforce.kl=loss and reinforce.importance_cap=0, or leave dropout "
+                "out and take a method without noise of its own."
             )

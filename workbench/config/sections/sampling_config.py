@@ -162,7 +162,8 @@ class SelectConfig(ConsistentSection):
                 yield f"{' and '.join(given)} choose rows, and by=all keeps them all. Write data.select.by=random."
             return
         if (self.rows is None) == (self.tokens is None):
-            yield f"by={self.by} needs one budget. Write data.select.rows=0.5 (a share or a number), or tokens."
+            cure = "Write data.select.rows=0.5 (a share or a number), or" if self.rows is None else "Leave out rows or"
+            yield f"by={self.by} needs one budget. {cure} tokens."
         if self.by_target and self.target is None:
             yield f"by={self.by} needs rows to resemble. Write data.select.target=FILE."
         if not self.by_target and self.target is not None:

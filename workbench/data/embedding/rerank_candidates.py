@@ -155,8 +155,9 @@ class CandidateSet(WholeRows):
             given = generator.permutation(self.pairs.negatives[row])[: self.negatives]
             more = self.others(row, self.negatives - len(given), generator, but=given)
             if len(given) + len(more) < self.negatives:
-                left = len(given) + len(more)
-                cure = f"Write rerank.negatives={left}" if left else "Give rows with other passages"
+                left, anchor_N = len(given) + len(more), np.unique(self.pairs.anchor_N)
+                least = min(int((~self.pairs.known(each, self.passages)).sum()) for each in anchor_N[:, None])
+                cure = f"Write rerank.negatives={least}" if least else "Give rows with other passages"
                 raise DataError(
                     f"{self.place(row)}: of all passages of {self.pairs.source}, {left} are not known to belong to "
                     f"its query, and rerank.negatives={self.negatives} needs more. {cure}, or give the row `negatives`."
@@ -297,7 +298,10 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[Candid
         assert len(rows.passage_NC), "refused where a row has too few"
         return rows
 
-    return sources.encoded(encoded).map(candidates)
+    splits = sources.encoded(encoded)
+    # That of the fewest passages first: what it has room for, the others have.
+    made = {id(pairs): candidates(pairs) for pairs in sorted(filter(None, splits), key=len)}
+    return splits.map(lambda pairs: made[id(pairs)])
 
 
 def _require_loss(config: RunConfig, train: PairSource) -> None:
@@ -305,7 +309,7 @@ def _require_loss(config: RunConfig, train: PairSource) -> None:
     if form == "labelled":
         raise DataError(
             f"{train.name}: has texts with classes, and recipe rerank reads anchor and positive (with `negatives`), or "
-            "sentence1, sentence2 and score. Write recipe=embed or classify for classes."
+            "sentence1, sentence2 and score. Recipes embed and classify learn classes."
         )
     if section.loss not in ("auto", *RERANK_LOSSES[form]):
         raise ConfigError(

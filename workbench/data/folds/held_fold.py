@@ -54,11 +54,12 @@ def split(fold: HeldOutFold, rows: Sequence[FoldRow], *, config: DataConfig, see
         clusters=groups(rows, near=fold.near),
         seed=seed,
         every_class=False,
+        key="data.fold.of",
     )
     if folds.k != fold.of:
         raise DataError(
-            f"folds.column={fold.column}: has {folds.k} values, but folds.k={fold.of}. "
-            f"Write folds.k={folds.k}, or another column."
+            f"folds.column={fold.column}: has {folds.k} values, but data.fold.of={fold.of}. "
+            f"Write data.fold.of={folds.k}, or another column."
         )
     part = next(islice(folds.splits(), fold.repeat * fold.of + fold.number, None))
     return part._replace(train_N=np.ones(len(rows), dtype=bool)) if fold.trains else part

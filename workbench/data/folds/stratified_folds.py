@@ -221,13 +221,21 @@ def make_folds(
 
 
 def deal(
-    config: FoldsConfig, rows: Sequence[RawRow], strata: Strata, *, clusters: Groups, seed: int, every_class: bool
+    config: FoldsConfig,
+    rows: Sequence[RawRow],
+    strata: Strata,
+    *,
+    clusters: Groups,
+    seed: int,
+    every_class: bool,
+    key: str = "folds.k",
 ) -> FoldAssignment:
     """Folds as a column gives them, in the order of time, or stratified.
 
     Args:
         clusters: Group of each row, besides `config.group`.
         every_class: Whether each class must have enough rows for all folds.
+        key: The setting that says how many folds there are.
 
     Raises:
         ConfigError: More folds than groups, or than rows or groups of a class; a column is unknown.
@@ -239,7 +247,7 @@ def deal(
         return read_folds(rows, config, groups=row_groups)
     if config.time:
         return in_order(rows, config, groups=groups)
-    require_enough_rows(strata if every_class else [()] * len(rows), groups=groups, k=config.k)
+    require_enough_rows(strata if every_class else [()] * len(rows), groups=groups, k=config.k, key=key)
     return assign(strata, groups=groups, k=config.k, repeats=config.repeats, seed=seed)
 
 
@@ -344,13 +352,13 @@ def require_labelled(rows: Sequence[RawRow], labels: Sequence[Label]) -> None:
         )
 
 
-def require_enough_rows(strata: Strata, *, groups: Groups, k: int) -> None:
+def require_enough_rows(strata: Strata, *, groups: Groups, k: int, key: str = "folds.k") -> None:
     """Raise ConfigError where there are fewer groups than folds, or fewer rows or groups of a class than folds."""
     if len(set(groups)) < k:
         raise ConfigError(
-            f"folds.k={k}: the {len(groups)} rows form only {len(set(groups))} groups that must stay together "
+            f"{key}={k}: the {len(groups)} rows form only {len(set(groups))} groups that must stay together "
             "(near-duplicates, which duplicates.on_duplicate=ignore and data.fold.near=null let be, or folds.group). "
-            f"{_remedy(len(set(groups)), 'give more rows')}"
+            f"{_remedy(key, len(set(groups)), 'give more rows')}"
         )
     row_counts = Counter(name for classes in strata for name in classes)
     class_groups = {(name, group) for classes, group in zip(strata, groups, strict=True) for name in classes}
@@ -358,14 +366,14 @@ def require_enough_rows(strata: Strata, *, groups: Groups, k: int) -> None:
     for name, count in sorted(row_counts.items(), key=lambda item: (item[1], repr(item[0]))):
         if count < k:
             raise ConfigError(
-                f"folds.k={k}: the class `{name}` has only {count} row(s), too few for one in every fold. "
-                f"{_remedy(count, _MORE_ROWS)}{several_in_one(map(str, row_counts))}"
+                f"{key}={k}: the class `{name}` has only {count} row(s), too few for one in every fold. "
+                f"{_remedy(key, count, _MORE_ROWS)}{several_in_one(map(str, row_counts))}"
             )
         if group_counts[name] < k:
             raise ConfigError(
-                f"folds.k={k}: the {count} rows of the class `{name}` form only {group_counts[name]} groups that must "
+                f"{key}={k}: the {count} rows of the class `{name}` form only {group_counts[name]} groups that must "
                 "stay together (near-duplicates, or folds.group), so it would be absent from a fold. "
-                f"{_remedy(group_counts[name], _MORE_ROWS)}"
+                f"{_remedy(key, group_counts[name], _MORE_ROWS)}"
             )
 
 
@@ -421,6 +429,6 @@ def _classes(label: Label) -> tuple[Class, ...]:
     return label if isinstance(label, tuple) else (label,)
 
 
-def _remedy(largest_k: int, otherwise: str) -> str:
+def _remedy(key: str, largest_k: int, otherwise: str) -> str:
     """Advice to write a smaller k, where one is possible, or to do something else."""
-    return f"Write folds.k={largest_k}, or {otherwise}." if largest_k >= 2 else f"{otherwise.capitalize()}."
+    return f"Write {key}={largest_k}, or {otherwise}." if largest_k >= 2 else f"{otherwise.capitalize()}."

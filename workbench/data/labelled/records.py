@@ -237,8 +237,8 @@ def _require_column(source: str, row: RawRow, config: DataConfig, name: str) -> 
         raise DataError(
             f"{source}: has no column `{name}` among its columns {columns}. Write "
             + (
-                "data.format=label_first where each line begins with its label, or data.labels=FILE where labels are "
-                "the lines of another file."
+                ("" if ".json" in source else "data.format=label_first where each line begins with its label, or ")
+                + "data.labels=FILE where labels are the lines of another file."
                 if {*row.columns} == {"text"}
                 else f"data.columns='{{{name}: NAME}}' with its name, or classes.text with the columns that the model "
                 "reads."

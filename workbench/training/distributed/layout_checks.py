@@ -226,25 +226,24 @@ def _sharded_members(config: RunConfig) -> Iterator[str]:
         return
     if config.over.folds:
         yield "recipe=crossval scores each member over a whole backbone. Leave section distributed out."
-    yield from dict.fromkeys(chain.from_iterable(map(_sharded, config.over.members(config))))
+    alone = set(_sharded(config))
+    for reason in dict.fromkeys(chain.from_iterable(map(_sharded, config.over.members(config)))):
+        yield reason if reason in alone else f"{reason} Some members have that: write it there."
 
 
 def _sharded(config: RunConfig) -> Iterator[str]:
     section = config.distributed
+    plain = section.engine == "deepspeed" and section.deepspeed is None
+    alone = "distributed.zero=0" if plain else "distributed={}"
     for name, write in parallelism_checks.whole_steps(config):
-        yield f"{name} goes with whole weights and gradients, and ZeRO cuts them. Write {write}, or distributed.zero=0."
+        yield f"{name} goes with whole weights and gradients, and ZeRO cuts them. Write {write}, or {alone}."
     if config.adapter.looks or type(config.adapter).train_hook is not Method.train_hook:
-        yield (
-            f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write distributed.zero=0."
-        )
+        yield (f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write {alone}.")
     if isinstance(config.adapter, Full) and config.adapter.sparsity is not None:
-        yield (
-            "adapter.sparsity keeps single weights at zero, and ZeRO cuts them. "
-            "Leave it out, or write distributed.zero=0."
-        )
-    yield from _unlike_in_shares(config.adapter)
+        yield (f"adapter.sparsity keeps single weights at zero, and ZeRO cuts them. Leave it out, or write {alone}.")
+    yield from _unlike_in_shares(config.adapter, alone)
     whole = not zero_offload.cuts_weights(section)
-    cure = "distributed.zero=2" if section.engine == "deepspeed" else "distributed={engine: deepspeed, zero: 2}"
+    cure = "distributed.zero=2" if plain else "distributed={engine: deepspeed, zero: 2}"
     if not whole and config.crossvalidates and config.correction.is_on:
         yield (
             "correction reads rows by a backbone that is whole in each process, and ZeRO cuts it. Leave section "
@@ -253,7 +252,7 @@ def _sharded(config: RunConfig) -> Iterator[str]:
     if config.freeze.policy != "none" and not (whole and config.freeze.fixed):
         yield (
             f"freeze.policy={config.freeze.policy} takes weights away from {section.engine} while it holds them. "
-            f"Write freeze.policy=static with {cure}, or distributed.zero=0."
+            f"Write freeze.policy=static with {cure}, or {alone}."
         )
     if not whole and config.freeze.cache in ("memory", "disk"):
         yield (
@@ -281,10 +280,8 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         yield f"distributed.nvme={section.nvme}: no such folder. Make it, on a fast disk."
 
 
-def _unlike_in_shares(adapter: Method) -> Iterator[str]:
+def _unlike_in_shares(adapter: Method, alone: str) -> Iterator[str]:
     if adapter.method == "alora":
-        yield "adapter.method=alora was not tried with ZeRO. Write adapter.method=lora, or distributed.zero=0."
+        yield f"adapter.method=alora was not tried with ZeRO. Write adapter.method=lora, or {alone}."
     if getattr(adapter, "experts", False):
-        yield (
-            "adapter.experts adds updates to whole parameters, and ZeRO cuts them. Leave it out, or distributed.zero=0."
-        )
+        yield (f"adapter.experts adds updates to whole parameters, and ZeRO cuts them. Leave it out, or {alone}.")
