@@ -341,6 +341,7 @@ def test_the_form_tells_what_would_be_executed_and_executes_nothing(
     assert not (folder / "executed").exists() and not (state_folder(folder) / "jobs.json").exists()
 
 
+@pytest.mark.slow
 def test_what_a_person_permits_is_executed(client: TestClient, folder: Path) -> None:
     plugin = folder.parent / "plugin.py"
     plugin.write_text(f"open({str(folder / 'executed')!r}, 'w')")
