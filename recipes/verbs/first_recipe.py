@@ -174,7 +174,7 @@ def _with_lengths(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
 
 
 def _seconds(seconds: float | None) -> str:
-    return f"{units.duration(seconds)} a step, " if seconds else ""
+    return f"{units.step(seconds)} a step, " if seconds else ""
 
 
 def commented(text: str, comments: Mapping[str, str]) -> str:

@@ -252,9 +252,6 @@ def plan_parts(plan: Plan) -> Iterator[Table | Text | str]:
     """Yield tables and sentences of a plan: memory, where it lies, the alternatives, and whether it fits."""
     from workbench.runs import units
 
-    def step(seconds: float) -> str:
-        return units.duration(seconds) if seconds >= 1 else f"{units.number(1000 * seconds)} ms"
-
     rows = [(name, units.size(size)) for name, size in plan.at_peak.items()]
     each = f" on each of {plan.devices} devices" if plan.devices > 1 else ""
     peak = table([f"bytes{each} at the peak of training", ""], rows)
@@ -288,17 +285,19 @@ def plan_parts(plan: Plan) -> Iterator[Table | Text | str]:
         ways = []
         for way, is_taken in zip(plan.tried, taken, strict=True):
             verdict = "taken" if is_taken else "fits" if way.fits else "does not fit"
-            ways.append((way.way, f"{way.tokens:,}", units.size(way.needed), step(way.seconds), verdict))
+            ways.append((way.way, f"{way.tokens:,}", units.size(way.needed), units.step(way.seconds), verdict))
         styles = ["bold" if is_taken else None for is_taken in taken]
         columns = ["tried", "tokens a pass", "memory", "a step", ""]
         yield from (table(columns, ways, right=range(1, 4), styles=styles), Text())
 
     time = ""
     if plan.seconds is not None:
-        interval = "" if plan.interval is None else f" ({step(plan.interval[0])} to {step(plan.interval[1])})"
+        interval = (
+            "" if plan.interval is None else f" ({units.step(plan.interval[0])} to {units.step(plan.interval[1])})"
+        )
         before = f" with {units.duration(plan.once)} before the first" if plan.once else ""
         whole = units.duration(plan.once + plan.seconds * plan.steps)
-        time = f", {step(plan.seconds)} a step{interval}, {whole} in all{before}"
+        time = f", {units.step(plan.seconds)} a step{interval}, {whole} in all{before}"
     yield (
         f"{plan.size.trainable:,} of {plan.size.total:,} parameters train ({plan.weights} weights); the adapter's "
         f"file has {units.size(plan.size.file_bytes)}.\n{plan.steps:,} steps, {plan.dry_run.micro_batches} passes of "

@@ -241,7 +241,8 @@ class _Solver:
             alone = _with(config, "batch", tokens_per_device=tokens).model_copy(update={"distributed": layout})
             plan = self._make_plan(alone)
             timed = self._timing(plan)
-            self._known[key] = replace(plan, seconds=timed.seconds, timed=timed)
+            process = max(plan.process, timed.process)
+            self._known[key] = replace(plan, seconds=timed.seconds, timed=timed, process=process)
         return self._known[key]
 
 

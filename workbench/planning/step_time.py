@@ -359,6 +359,7 @@ class Timed:
     low: float
     high: float
     once: float = 0.0  # seconds before the first step, in which a model reads rows
+    process: int = 0  # bytes that this process holds after it, where they were looked at
 
 
 def work(fit: Training, **others: Any) -> StepWork:

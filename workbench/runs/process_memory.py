@@ -6,7 +6,7 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _NO_COMPILER = "TORCHDYNAMO_DISABLE"
@@ -49,7 +49,30 @@ def keep() -> None:
     By default glibc asks the system for every tensor of more than 32 MiB and for the end of the heap after each
     micro-batch, and the system zeroes every page: 7 % of the processor time of LoRA on 100 M parameters.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    mallopt = _of_glibc("mallopt")
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _KEPT)
         mallopt(_TRIM_THRESHOLD, _KEPT)
+
+
+def give_back() -> None:
+    """Give the system what is free between the objects on the heap; only with glibc.
+
+    For the end of a phase: tensors of the next have other sizes, and fit badly into the gaps that `keep` leaves.
+    """
+    if (malloc_trim := _of_glibc("malloc_trim")) is not None:
+        malloc_trim(0)
+
+
+def settled() -> int:
+    """Bytes of this process without garbage, and without what it could give back, which it does."""
+    import psutil  # a plan needs it, and what answers at once does not
+
+    gc.collect()
+    give_back()
+    rss: int = psutil.Process().memory_info().rss
+    return rss
+
+
+def _of_glibc(name: str) -> Callable[..., object] | None:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

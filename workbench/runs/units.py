@@ -52,6 +52,11 @@ def duration(seconds: float | None) -> str:
     return _two(round(seconds / 3600), 24, "d", "h")
 
 
+def step(seconds: float) -> str:
+    """The time of a step, which may be short: 413 ms, 4.2 s."""
+    return duration(seconds) if seconds >= 1 else f"{number(1000 * seconds)} ms"
+
+
 def percent(share: float | None) -> str:
     """A share of 1 as a percentage with two digits that count: 83 %, 2.4 %, 0.03 %."""
     if share is None or not math.isfinite(share):

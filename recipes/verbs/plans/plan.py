@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from workbench.adapters import Full
@@ -43,7 +42,7 @@ from workbench.recipes.tasks.sft.text_run import TextRun
 from workbench.recipes.verbs.plans import longest_rows, plan_fleet, plan_parts, plan_stages
 from workbench.recipes.verbs.plans.longest_rows import LongestRow
 from workbench.recipes.verbs.plans.plan_parts import DryRunParts
-from workbench.runs import units
+from workbench.runs import process_memory, units
 from workbench.runs.ranks import Ranks
 from workbench.runs.run_directory import Run
 from workbench.training import activation_checkpointing, activation_offload, capacity
@@ -83,7 +82,11 @@ def solve(
 
     def timing(plan: Plan) -> Timed:
         flops = plan.dry_run.flops_per_token
-        return step_time.assumed(plan.work, flops) if elsewhere else step_time.timed(plan.work, flops)
+        if elsewhere:
+            return step_time.assumed(plan.work, flops)
+        timed = step_time.timed(plan.work, flops)
+        # Kernels, and what libraries keep of a step, are there by now.
+        return replace(timed, process=process_memory.settled()) if plan.device == "cpu" else timed
 
     if not elsewhere and backbones.device().type == "cpu" and config.over is None and config.task.tokens:
         config = _with_possible_weights(config, devices=devices, memory=memory)
@@ -161,7 +164,7 @@ def _of_device(
         way: In place of that of the recipe.
     """
     accelerated = elsewhere or backbones.device().type != "cpu"
-    process = WORKSPACES * (not elsewhere) if accelerated else psutil.Process().memory_info().rss
+    process = WORKSPACES * (not elsewhere) if accelerated else plan_parts.libraries()
     sentences = list(clock(config))
     # Weights of rows change neither.
     config = untimed(config.model_copy(update={"data": config.data.unweighted}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,10 +27,19 @@ from workbench.planning.dry_trainings import Training
 from workbench.planning.fake_tensors import BlueprintLoader
 from workbench.planning.sharded_memory import Contents, contents_of
 from workbench.planning.step_time import Measured, Small, StepWork, Subject
-from workbench.runs import files, run_directory
+from workbench.runs import files, process_memory, run_directory
 from workbench.runs.run_directory import Run
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
+
+
+def libraries() -> int:
+    """Bytes of Python and of all that a run imports until its report is written, on a CPU; imports what is missing."""
+    import workbench.evaluation.training_dynamics
+    import workbench.report.pages  # noqa: F401
+
+    importlib.import_module("sklearn.metrics")
+    return process_memory.settled()
 
 
 class DryRunParts(NamedTuple):

@@ -387,7 +387,7 @@ def test_suspected_labels_are_dropped_where_that_helps_and_pseudo_labels_follow(
     assert named["score"].is_monotonic_increasing and (named["score"] < 0.5).all()
     assert (named["label"] != named["suggested"]).all()
     assert len(pd.read_parquet(run / "out_of_fold.parquet")) == 150, "rows that are dropped are still judged"
-    assert stage["facts"]["rows"] >= 5 and stage["facts"]["dropped rows predicted as labelled"] < 0.5
+    assert stage["facts"]["rows"] >= 5 and 0 <= stage["facts"]["dropped rows predicted as labelled"] < 0.8
     folds = json.loads((run / "stages.json").read_text())["folds"]
     assert all((fold["train_rows"] < 100) == stage["accepted"] for fold in folds)
     kept = 3 if known["pseudo_label 1"]["accepted"] else 2 if stage["accepted"] else 0

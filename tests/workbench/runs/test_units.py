@@ -44,6 +44,11 @@ def test_duration(seconds: float | None, text: str) -> None:
     assert units.duration(seconds) == text
 
 
+@pytest.mark.parametrize(("seconds", "text"), [(0.0042, "4.20 ms"), (0.413, "413 ms"), (4.2, "4.2 s")])
+def test_a_step_never_takes_no_time(seconds: float, text: str) -> None:
+    assert units.step(seconds) == text
+
+
 @pytest.mark.parametrize(
     ("share", "text"), [(0, "0 %"), (0.834, "83 %"), (0.0241, "2.4 %"), (0.00031, "0.03 %"), (1, "100 %"), (None, "-")]
 )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -339,3 +342,15 @@ def test_what_cannot_be_planned_is_refused() -> None:
         plan(load("distill/quickstart", ["distill.peers=2", "distill.teacher.id=null", "model.id=starter"]))
     with pytest.raises(ConfigError, match="each device trains a share of the members"):
         plan(load("crossval/quickstart"), devices=2)
+
+
+@pytest.mark.slow
+def test_a_plan_on_a_cpu_is_what_the_whole_process_holds(tmp_path: Path) -> None:
+    words = ["classify/quickstart", "train.steps=3", "train.epochs=null"]
+    command = [sys.executable, "-m", "workbench.cli"]
+    told = json.loads(subprocess.run([*command, "plan", *words, "--json"], capture_output=True, check=True).stdout)
+    planned = told["bytes"]["peak"] + told["process_bytes"] + told["host_bytes"]
+    run = subprocess.Popen([*command, "run", *words, "--out", str(tmp_path / "run")], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(run.pid, 0)
+    run.returncode = status
+    assert status == 0 and 0.9 < planned / (1024 * usage.ru_maxrss) < 1.25
