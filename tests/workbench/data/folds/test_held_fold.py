@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from workbench.config.sections.basic_sections import DataConfig, HeldOutFold
 from workbench.data.folds import held_fold
@@ -147,19 +145,10 @@ def test_a_fold_that_trains_is_trained_on(source: Path) -> None:
         np.testing.assert_array_equal(split.validation_N, held.validation_N)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.sets(st.sampled_from("abcdef"), min_size=1).map(lambda own: tuple(sorted(own))), min_size=60, max_size=90
-    ),
-    st.integers(0, 9),
-)
-def test_rows_with_several_labels_are_as_even_as_iterative_stratification(
-    strata: list[tuple[str, ...]], seed: int
-) -> None:
+def test_rows_with_several_labels_are_as_even_as_iterative_stratification() -> None:
     """Sechidis et al. 2011, algorithm 1, written a second time; evenness is their label distribution."""
 
-    def unevenness(fold_N: Any) -> float:
+    def unevenness(strata: list[tuple[str, ...]], fold_N: Any) -> float:
         total = Counter(name for own in strata for name in own)
         gaps = []
         for fold in range(FOLDS):
@@ -168,9 +157,16 @@ def test_rows_with_several_labels_are_as_even_as_iterative_stratification(
             gaps += [abs(count[name] / FOLDS**-1 / total[name] - 1) for name in total]
         return float(np.mean(gaps))
 
-    groups = [str(n) for n in range(len(strata))]
-    ours = unevenness(assign(strata, groups=groups, k=FOLDS, seed=seed).fold_RN[0])
-    assert ours <= unevenness(sechidis(strata, seed)) + 0.05
+    generator, found = np.random.default_rng(0), []
+    for seed in range(60):
+        share_6 = generator.random(6) ** 3
+        rows_N6 = generator.random((int(generator.integers(60, 90)), 6)) < share_6
+        strata = [tuple(np.array(list("abcdef"))[row_6]) or ("a",) for row_6 in rows_N6]
+        groups = [str(n) for n in range(len(strata))]
+        ours = assign(strata, groups=groups, k=FOLDS, seed=seed).fold_RN[0]
+        found.append((unevenness(strata, ours), unevenness(strata, sechidis(strata, seed))))
+    ours_mean, theirs_mean = np.mean(found, axis=0)
+    assert ours_mean <= theirs_mean + 0.005, "ties are drawn, so that one set of rows may be dealt better by either"
 
 
 def sechidis(strata: list[tuple[str, ...]], seed: int) -> list[int]:
