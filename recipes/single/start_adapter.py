@@ -52,10 +52,8 @@ def require(config: RunConfig) -> None:
         return
     path = Path(start).expanduser()
     if not (path / "config.yaml").is_file():
-        raise ConfigError(
-            f"{key}={start} is no run directory (no config.yaml). Name a finished run, or leave it out; the "
-            "folder of a merged model goes into model.id."
-        )
+        cure = " Name a finished run, or leave it out; the folder of a merged model goes into model.id."
+        raise ConfigError(f"{key}={start} is no run directory (no config.yaml).{run_directory.instead(path) or cure}")
     begun = run_directory.shipped_config(path, Trust(trusted, f"{section}.trust=true"))
     if not begun.task.writes_text:
         raise ConfigError(f"{key}={start}: recipe {begun.recipe} trains no model that answers. Name one of recipe sft.")

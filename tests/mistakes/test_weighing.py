@@ -58,7 +58,7 @@ CASES = {
         f"{OF}runs/clean", f"{PLACE}.reference: runs/clean is no run directory", "taken as a model"
     ),
     "an adapter alone": Case(
-        f"{OF}adapter", f"{PLACE}.reference=adapter is an adapter", "Write the run directory", alone
+        f"{OF}adapter", f"{PLACE}.reference=adapter is no run directory", "workbench adopt adapter", alone
     ),
     "a run that has not ended": Case(f"{OF}begun", "begun", "Finish the run first", unfinished),
     "a run of classes": Case(

@@ -130,10 +130,8 @@ def find(teacher: TeacherConfig, student: ModelConfig) -> TeacherSource:
 def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
     path = Path(name).expanduser()
     if not (path / "config.yaml").is_file():
-        if (path / "adapter_config.json").is_file():
-            raise ConfigError(
-                f"distill.teacher.id={name} is an adapter without its run. Write the run directory that it stands in."
-            )
+        if cure := run_directory.instead(path):
+            raise ConfigError(f"distill.teacher.id={name} is no run directory.{cure}")
         return TeacherSource(name, _stored(ModelConfig(id=name, revision=teacher.revision), teacher))
     if teacher.revision is not None:
         raise ConfigError(

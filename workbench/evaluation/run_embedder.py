@@ -98,7 +98,9 @@ def of(config: RunConfig, section: str) -> RunEmbedder | None:
     if name is None:
         return None
     key, path = f"{section}.embedder", Path(name).expanduser()
-    if (path / "modules.json").is_file() or (path / "adapter_config.json").is_file():
+    if cure := run_directory.instead(path):
+        raise ConfigError(f"{key}={path} is no run directory.{cure}")
+    if (path / "modules.json").is_file():
         raise ConfigError(f"{key}={path} is a model without its run. Write the run directory that it stands in.")
     if not (path / "config.yaml").is_file():
         raise ConfigError(f"{key}={path}: not a run directory (no config.yaml). Name a run of recipe=embed.")

@@ -79,7 +79,7 @@ def require_whole(config: ModelConfig) -> None:
         under = shlex.quote(str(adapter.get("base_model_name_or_path") or "BACKBONE"))
         what, cure = (
             f"is an adapter ({adapter.get('peft_type')} of PEFT)",
-            "add it to its backbone with PEFT's merge_and_unload",
+            f"`workbench adopt {shlex.quote(str(folder))} --out RUN`, and train.start=RUN beside it",
         )
     elif run == folder and (folder / "adapter/config.json").is_file():
         raise BackboneError(

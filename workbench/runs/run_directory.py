@@ -6,6 +6,7 @@ import fcntl
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -269,9 +270,19 @@ def fold_members(path: Path) -> list[Path]:
     return [each.parent for each in members] or [path]
 
 
+def instead(path: Path) -> str:
+    """What to write in place of a PEFT adapter that stands where a run is wanted; empty where none stands there."""
+    if not (path / "adapter_config.json").is_file():
+        return ""
+    if (path.parent / "config.yaml").is_file():
+        return f" It is the adapter of a run. Write {shlex.quote(str(path.parent))}."
+    return f" It is a PEFT adapter. Write `workbench adopt {shlex.quote(str(path))} --out RUN`, then RUN in its place."
+
+
 def _values(path: Path) -> dict[str, Any]:
     if not (path / "config.yaml").exists():
-        raise ConfigError(f"{path}: not a run directory (no config.yaml). `workbench ls runs` lists the runs here.")
+        cure = instead(path) or " `workbench ls runs` lists the runs here."
+        raise ConfigError(f"{path}: not a run directory (no config.yaml).{cure}")
     return read_yaml(path / "config.yaml")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import time
 from pathlib import Path
 from threading import Timer
@@ -12,7 +13,7 @@ import pytest
 from tests.workbench.training.together import section
 from workbench.config import RunConfig
 from workbench.config.yaml_text import read_yaml
-from workbench.errors import ResumeError
+from workbench.errors import ConfigError, ResumeError
 from workbench.runs import metrics_log, run_directory
 
 CONFIG = section()
@@ -92,3 +93,16 @@ def test_the_configuration_of_a_run_has_no_sections_of_other_tasks(tmp_path: Pat
     written = read_yaml(tmp_path / "run" / "config.yaml")
     assert not written.keys() & {"prefer", "reinforce", "classes", "sweep", "distill"} and "train" in written
     assert RunConfig.model_validate(written) == config
+
+
+def test_an_adapter_where_a_run_is_wanted_is_told_apart(tmp_path: Path) -> None:
+    for folder in (tmp_path / "of another", tmp_path / "run/adapter"):
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text("{}")
+    (tmp_path / "run/config.yaml").write_text("recipe: sft\n")
+    with pytest.raises(ConfigError, match=r"Write `workbench adopt '.*of another' --out RUN`"):
+        run_directory.shipped_values(tmp_path / "of another")
+    with pytest.raises(ConfigError, match=rf"the adapter of a run\. Write {re.escape(str(tmp_path / 'run'))}\.$"):
+        run_directory.shipped_values(tmp_path / "run/adapter")
+    with pytest.raises(ConfigError, match="ls runs"):
+        run_directory.shipped_values(tmp_path)
