@@ -125,7 +125,7 @@ def _input_rows(source: str, config: RunConfig) -> list[RawRow]:
     source = starter.resolve(source)
     if not config.reads_pictures:
         return list(read_rows(source, config.data))
-    return list(picture_sources.read_rows(source, config.image.column, config.image.folder_of(source)))
+    return list(picture_sources.read_rows(source, config.image.column, config.image.folder_of(source), config.data))
 
 
 def _names(row: RawRow, config: RunConfig) -> dict[str, str]:

@@ -257,7 +257,7 @@ Depth = Literal["auto", 8, 10, 12, 14, 16]
 class ImageConfig(Section):
     """Pictures: where they stand in a row, their size, what is done to them."""
 
-    column: str = Field(default="image", min_length=1)
+    column: str = Field(default="image", min_length=1, coerce_numbers_to_str=True)
     """Column of a table that holds the picture: a path (from the table's folder), bytes, or both as `datasets` do."""
     folder: str | dict[str, str] | None = None
     """Folder, or zip or tar archive, of the pictures that a table names, with or without their suffix: from the table's

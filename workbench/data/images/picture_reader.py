@@ -35,6 +35,7 @@ from workbench.data.labelled import records
 from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import Mix, ModelInputs, NamedColumns, RecordSource, RowInputs, RowReader
 from workbench.data.rows import MAX_MISTAKES, RawRow, convert_rows
+from workbench.data.source_files import AS_NAMED
 from workbench.data.unread_columns import columns_in_file
 from workbench.errors import DataError, FileError
 from workbench.runs import files
@@ -241,12 +242,12 @@ class PictureReader:
 
         skipped: list[str] = []
         folder = self.image.folder_of(source)
-        rows = partial(picture_sources.read_rows, column=self.image.column, folder=folder)
+        rows = partial(picture_sources.read_rows, column=self.image.column, folder=folder, config=data)
         reads = {self.image.column, *columns_in_file(data, (*self.classes.labels, WEIGHT, ID))}
         converted = list(
             convert_rows(source, converter, data, skipped=skipped, limit=limit, reader=rows, reads=lambda _: reads)
         )
-        fingerprint = picture_sources.fingerprint(source, self.image.column, folder)
+        fingerprint = picture_sources.fingerprint(source, self.image.column, folder, data)
         return self._stored(
             RecordSource(source, fingerprint, tuple(converted), tuple(skipped)),
             refuse=data.on_bad_row == "refuse",
@@ -290,7 +291,8 @@ class PictureReader:
             return self.ranges
         sources = tuple(own.train for own in self.data.training_files.values())
         folders = tuple(map(self.image.folder_of, sources))
-        return _training_ranges(sources, folders, self.image.column, self.image.max_pixels, self.image.depth)
+        image, tables = self.image, (self.data.header, self.data.encoding)
+        return _training_ranges(sources, folders, tables, image.column, image.max_pixels, image.depth)
 
     def size(self, record: LabelledRecord) -> tuple[int, int]:
         """Height and width of a picture as it comes."""
@@ -439,11 +441,17 @@ def saved_format(folder: Path) -> SavedFormat:
 
 @lru_cache(maxsize=1)
 def _training_ranges(
-    sources: tuple[str, ...], folders: tuple[str | None, ...], column: str, max_pixels: int, depth: Depth
+    sources: tuple[str, ...],
+    folders: tuple[str | None, ...],
+    tables: tuple[bool | None, str],
+    column: str,
+    max_pixels: int,
+    depth: Depth,
 ) -> ValueRanges:
     """Ranges of the deep pictures of data.train, or of all of data.sources."""
     places = zip(sources, folders, strict=True)
-    rows = (row for source, folder in places for row in picture_sources.read_rows(source, column, folder))
+    config = AS_NAMED.model_copy(update=dict(zip(("header", "encoding"), tables, strict=True)))
+    rows = (row for source, folder in places for row in picture_sources.read_rows(source, column, folder, config))
     candidates = (row.columns[column] for row in rows if not row.mistake)
     deep = [file for file in candidates if file.may_be_deep()]
     return preparation.measure_ranges(deep, max_pixels=max_pixels, depth=depth, folder=cache_folder() / "value_ranges")

@@ -31,12 +31,13 @@ from typing import Any
 
 import numpy as np
 
+from workbench.config import DataConfig
 from workbench.data import hub_datasets, rows
 from workbench.data.images import picture_files
 from workbench.data.images.picture_files import PictureFile, Pixels
 from workbench.data.labelled.labels import alike
 from workbench.data.rows import RawRow, excerpt, place
-from workbench.data.source_files import kind_of, local_path
+from workbench.data.source_files import AS_NAMED, kind_of, local_path
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
@@ -422,7 +423,9 @@ LARGEST = 100_000_000  # pixels of a picture that may be a mask
 LABEL = "label"  # column of the class that folders and idx files say
 
 
-def read_rows(source: str, column: str = "image", folder: str | None = None) -> Iterator[RawRow]:
+def read_rows(
+    source: str, column: str = "image", folder: str | None = None, config: DataConfig = AS_NAMED
+) -> Iterator[RawRow]:
     """Yield the rows of a source of pictures; each has a `PictureFile` in `column`. Raises DataError: the source is
     missing, holds no pictures, or does not say clearly which class they have.
 
@@ -432,6 +435,7 @@ def read_rows(source: str, column: str = "image", folder: str | None = None) -> 
         column: The picture in a table: a path from the table's folder, the bytes of a file, or both, as `datasets` do;
             in a table of text the bytes in base64, or a data URI.
         folder: The folder or archive whose pictures a table names, with or without their suffix.
+        config: How tables are read, as `rows.read_rows` takes it.
     """
     path = _path(source)
     if is_idx(path):
@@ -451,7 +455,7 @@ def read_rows(source: str, column: str = "image", folder: str | None = None) -> 
         if not path.exists() and (suffix in ARCHIVES or (parent.name and parent.is_dir())):
             known = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
             raise DataError(f"{source}: no such file or folder.{nearest(path.name, known)}")
-        yield from _rows_of_table(source, path, column, folder)
+        yield from _rows_of_table(source, path, column, folder, config)
 
 
 def require_classes(source: str, row: RawRow) -> None:
@@ -468,7 +472,7 @@ def require_classes(source: str, row: RawRow) -> None:
         )
 
 
-def fingerprint(source: str, column: str = "image", folder: str | None = None) -> str:
+def fingerprint(source: str, column: str = "image", folder: str | None = None, config: DataConfig = AS_NAMED) -> str:
     """Identify the content of all files of a source by SHA-256, with their names; of a hub data set, id@commit."""
     path = _path(source)
     if is_idx(path):
@@ -477,11 +481,11 @@ def fingerprint(source: str, column: str = "image", folder: str | None = None) -
         return hashlib.sha256(" ".join(digests).encode()).hexdigest()
     hasher = hashlib.sha256()
     if not _is_tree(path) and not _is_picture(path):
-        table = rows.fingerprint(source)
+        table = rows.fingerprint(source, config)
         if not os.path.exists(path):
             return table
         hasher.update(table.encode())
-    for row in read_rows(source, column, folder):
+    for row in read_rows(source, column, folder, config):
         file = row.columns.get(column)
         if isinstance(file, PictureFile) and (file.path is not None):
             hasher.update(f"{row.place}\0{row.columns.get(LABEL)}\0".encode())
@@ -509,12 +513,12 @@ def _is_picture(path: Path) -> bool:
 _OTHER_ARCHIVES = (".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 
 
-def _rows_of_table(source: str, path: Path, column: str, named: str | None) -> Iterator[RawRow]:
+def _rows_of_table(source: str, path: Path, column: str, named: str | None, config: DataConfig) -> Iterator[RawRow]:
     folder = path if path.is_dir() else path.parent
     find = None if named is None else _finder(named, folder, column)
     on_hub = not os.path.exists(path) and hub_datasets.is_id(source)
     known: list[str] | None = None
-    for row in rows.read_rows(source):
+    for row in rows.read_rows(source, config):
         if row.mistake:
             yield row
             continue

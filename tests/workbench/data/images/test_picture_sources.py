@@ -269,6 +269,18 @@ def test_a_compressed_table_of_pictures(tmp_path: Path) -> None:
     assert [row.columns["label"] for row in read_rows(str(tmp_path / "t.csv.gz"))] == [name[0] for name in PICTURES]
 
 
+def test_a_table_without_header_in_another_encoding(tmp_path: Path) -> None:
+    filled(tmp_path, PICTURES)
+    path = tmp_path / "t.csv"
+    path.write_bytes("".join(f"{name},Blüte\n" for name in PICTURES).encode("latin1"))
+    config = DataConfig(train=str(path), format="image", header=False, encoding="latin1")
+    found = list(read_rows(str(path), "1", None, config))
+    assert len(found) == len(PICTURES) and {row.columns["2"] for row in found} == {"Blüte"}
+    assert fingerprint(str(path), "1", None, config)
+    with pytest.raises(DataError, match=r"data\.encoding"):
+        list(read_rows(str(path), "1"))
+
+
 def test_a_missing_file_is_named_with_its_row(tmp_path: Path) -> None:
     filled(tmp_path, PICTURES)
     rows = [{"image": name} for name in [*PICTURES, "a/9.png", "", "https://example.org/1.png", "a"]]
