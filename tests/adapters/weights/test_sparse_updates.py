@@ -106,7 +106,7 @@ def test_a_model_that_is_another_or_has_not_moved_is_refused(llama: PreTrainedMo
     with pytest.raises(BackboneError, match=r"no weight moved .* Name a model that has trained"):
         adapters.attach(copy.deepcopy(llama), config, seed=0)
     config = SparseTuning.model_validate({"method": "sparse", "by": "movement", "trained": str(tmp_path / "none")})
-    with pytest.raises(ConfigError, match=r"holds no model\. Write a run of adapter.method=full"):
+    with pytest.raises(ConfigError, match=r"holds no model\. Write adapter.trained=RUN, a run of full"):
         adapters.attach(copy.deepcopy(llama), config, seed=0)
 
 
