@@ -22,7 +22,7 @@ from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, micro_batches
 from workbench.errors import Stopped, TrainingError
-from workbench.runs import files, process_memory
+from workbench.runs import files
 from workbench.runs.deadline import Deadline
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
@@ -196,7 +196,6 @@ def over_rows(
                 f"Out of memory while scoring rows of {longest} tokens, {max(size, longest)} in a forward pass.\n"
                 "  Lower data.max_tokens, or write model.weights=nf4."
             ) from None
-    process_memory.give_back()
     for results in dealt.gathered(result_by_row):
         result_by_row.update(results)
     return [result_by_row[row] for row in range(len(lengths))]

@@ -55,21 +55,13 @@ def keep() -> None:
         mallopt(_TRIM_THRESHOLD, _KEPT)
 
 
-def give_back() -> None:
-    """Give the system what is free between the objects on the heap; only with glibc.
-
-    For the end of a phase: tensors of the next have other sizes, and fit badly into the gaps that `keep` leaves.
-    """
-    if (malloc_trim := _of_glibc("malloc_trim")) is not None:
-        malloc_trim(0)
-
-
 def settled() -> int:
     """Bytes of this process without garbage, and without what it could give back, which it does."""
     import psutil  # a plan needs it, and what answers at once does not
 
     gc.collect()
-    give_back()
+    if (malloc_trim := _of_glibc("malloc_trim")) is not None:
+        malloc_trim(0)
     rss: int = psutil.Process().memory_info().rss
     return rss
 

@@ -22,7 +22,6 @@ from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError, WorkbenchError
 from workbench.models import attention_backend, backbones, fused_lora
-from workbench.runs import process_memory
 from workbench.runs.resume_command import resume_command
 from workbench.runs.run_directory import Run, whole
 from workbench.training import capacity, kernels, packing, row_losses, thread_choice
@@ -180,7 +179,6 @@ class Trainer:
                     raise Stopped(f"Stopped after {member.place}; checkpoint saved.")
         self.accumulation.ahead = None
         self.prefix.close()
-        process_memory.give_back()
 
     def step(self, rows: Indices) -> dict[str, Any]:
         """One optimizer step on these rows; its line of metrics.jsonl."""
