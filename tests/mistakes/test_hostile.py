@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from workbench.cli import verbs
+from workbench.config import ModelConfig
 from workbench.config.yaml_text import read_yaml
 from workbench.data.source_files import data_files
-from workbench.errors import ConfigError, DataError, WorkbenchError
+from workbench.errors import BackboneError, ConfigError, DataError, WorkbenchError
+from workbench.models import backbone_source
 from workbench.recipes.load import load
 from workbench.runs import files
 
@@ -70,6 +72,15 @@ def test_a_recipe_and_rows_without_an_end_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a pipe or a device"):
         read_yaml(tmp_path / "rows.jsonl")
     assert files.read_json(tmp_path / "rows.jsonl") == {}
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json", "more.bin"])
+def test_a_backbone_without_an_end_is_told(tmp_path: Path, file: str) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / file).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / file)
+    with pytest.raises(BackboneError, match=rf"{file} is a pipe or a device"):
+        backbone_source.require_whole(ModelConfig(id=str(tmp_path)))
 
 
 COMMANDS = [

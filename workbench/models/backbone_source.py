@@ -65,8 +65,13 @@ def require_there(config: ModelConfig) -> None:
 
 
 def require_whole(config: ModelConfig) -> None:
-    """Refuse an adapter, and a run directory, in the place of a backbone."""
+    """Refuse an adapter, and a run directory, in the place of a backbone, and one whose files would never end."""
     folder = Path(source_path(config))
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise BackboneError(
+                f"model.id={config.id}: {path} is a pipe or a device, not a file. Save or fetch the backbone again."
+            )
     if not folder.is_dir() or (folder / "config.json").is_file():
         return
     run = folder if (folder / "config.yaml").is_file() else folder.parent

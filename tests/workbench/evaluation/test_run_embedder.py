@@ -183,7 +183,7 @@ def test_what_embeds_no_texts_is_refused_with_the_cure(home: Path, taught: Path,
     unfinished = tmp_path / "unfinished"
     shutil.copytree(taught, unfinished, ignore=shutil.ignore_patterns("adapter"))
     mistakes = {
-        tmp_path: "not a run directory (no config.yaml). Write one of a run of recipe=embed",
+        tmp_path: "not a run directory (no config.yaml). Name a run of recipe=embed",
         taught / "adapter": "It is the adapter of a run. Write",
         _classifier(home): "its run is of recipe=classify, which embeds no texts. Name a run of recipe=embed",
         unfinished: "no adapter there yet. Finish the run first",
