@@ -112,7 +112,9 @@ FOUND = {
     "neither run nor model": Case(
         "distill.teacher.id=empty", "the folder holds no config (config.json)", "distill.teacher.id=empty"
     ),
-    "adapter": Case("distill.teacher.id=lora/adapter", "Write the run directory", "distill.teacher.id=lora/adapter"),
+    "adapter": Case(
+        "distill.teacher.id=lora/adapter", "is the adapter of a run. Write lora", "distill.teacher.id=lora/adapter"
+    ),
     "revision of a run": Case(
         "distill.teacher.revision=v1", "Leave it out", "distill.teacher.id=lora distill.teacher.revision=v1"
     ),
