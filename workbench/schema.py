@@ -69,6 +69,8 @@ class NamesCode:
 
     when: Callable[[Any], bool] = bool
     """Whether a value names code; by default each that is set."""
+    beside: tuple[str, ...] = ()
+    """Keys of the section that mean nothing without it."""
 
 
 CodeFile = Annotated[Path, NamesCode()]

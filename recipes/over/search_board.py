@@ -13,6 +13,7 @@ from workbench.config.expansions.member_runs import Trial
 from workbench.recipes.over import member_results
 from workbench.runs import files, metrics_log
 from workbench.runs.run_directory import Run
+from workbench.training import early_stopping
 from workbench.training.search import optuna_proposals
 from workbench.training.search.halving import Halving, Move, Round, Standing
 
@@ -128,6 +129,7 @@ class Board:
         table = {
             "best": None if best is None else trials[best].name,
             "ship": self.config.save.ship,
+            "by": early_stopping.criterion_name(self.config.evaluate),
             "eta": self.config.search.eta,
             "shares": self.halving.shares,
             "rows": self.config.search.rows,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -72,7 +73,7 @@ def write(
     own, theirs = id_columns(sample, names, source, like)
     place_of = _places(rows, [each.get(theirs) for each in names], source, theirs)
     wanted = list(sample[own])
-    if twice := sorted({each for each in wanted if wanted.count(each) > 1}) if len(set(wanted)) < len(wanted) else []:
+    if twice := [each for each, times in Counter(wanted).items() if times > 1]:
         raise DataError(f"--like {like}: {_some(twice)} stand(s) twice in `{own}`. Give each row an id of its own.")
     missing = [each for each in wanted if each not in place_of]
     known = {*wanted}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,11 @@ class RunRecord:
     @property
     def judge(self) -> Choice | None:
         """The metric that `evaluate.metric` names."""
-        evaluate = self.config.get("evaluate", {})
-        text = evaluate.get("metric")
-        return None if text is None else choice(text, evaluate.get("better"))
+        evaluate = self.config.get("evaluate")
+        text = evaluate.get("metric") if isinstance(evaluate, dict) else None
+        with suppress(ValueError):  # a foreign file may name anything
+            return choice(text, evaluate.get("better")) if isinstance(text, str) else None
+        return None
 
     @property
     def _pages(self) -> str:

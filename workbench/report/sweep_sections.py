@@ -297,7 +297,12 @@ def read_search(folder: Path) -> MemberTable | None:
             notes.append(f"The best {key} is at the {side[0]} end of what was tried: a {side[1]} one may be better.")
     failed = [row["member"] for row in rows if row["status"] == "failed"]
     return MemberTable(
-        columns=(*rows[0]["settings"], *(f"loss after {_share(each)}" for each in table["shares"]), "steps", "status"),
+        columns=(
+            *rows[0]["settings"],
+            *(f"{table['by']} after {_share(each)}" for each in table["shares"]),
+            "steps",
+            "status",
+        ),
         members=tuple(
             (
                 *map(shown, row["settings"].values()),
@@ -335,19 +340,21 @@ def _search_plots(run: RunRecord) -> list[Plot]:
     if not rows:
         return []
     shares = [_share(each) for each in table["shares"]]
-    against = [_against(key, rows, shares, run.unit) for key in rows[0]["settings"]]
+    by = table["by"]
+    unit = run.unit if by == "loss" else by
+    against = [_against(key, rows, shares, by, unit) for key in rows[0]["settings"]]
     series = []
     for row in sorted(rows, key=_reached):
         rungs = [rung for rung, loss in enumerate(row["losses"]) if loss is not None]
         x, y = floats([table["shares"][rung] for rung in rungs]), floats([row["losses"][rung] for rung in rungs])
         reached = _reached(row)
         series.append(Series(f"came to {shares[reached]}", x, y, "marked", reached))
-    x_axis, y_axis = Axis("share of a training", logarithmic=tuple(table["shares"])), Axis(run.unit)
-    along = draw("Held-out loss at each comparison", series, x=x_axis, y=y_axis, wide=True).once_each()
-    return [_coordinates(rows, shares, run.unit), *against, along]
+    x_axis, y_axis = Axis("share of a training", logarithmic=tuple(table["shares"])), Axis(unit)
+    along = draw(f"Held-out {by} at each comparison", series, x=x_axis, y=y_axis, wide=True).once_each()
+    return [_coordinates(rows, shares, by, unit), *against, along]
 
 
-def _coordinates(rows: Sequence[Mapping[str, Any]], shares: Sequence[str], unit: str) -> Plot:
+def _coordinates(rows: Sequence[Mapping[str, Any]], shares: Sequence[str], by: str, unit: str) -> Plot:
     """A line for each member through all its settings and its loss after the first comparison."""
     names, heights = [], []
     for key in rows[0]["settings"]:
@@ -357,7 +364,7 @@ def _coordinates(rows: Sequence[Mapping[str, Any]], shares: Sequence[str], unit:
         heights.append(_positions(column))
     # Of losses the place counts, so that one that exploded leaves the others apart.
     order = np.argsort(np.argsort([row["losses"][0] for row in rows])) / max(1, len(rows) - 1)
-    names.append(f"loss after {shares[0]}\nlowest to highest")
+    names.append(f"{by} after {shares[0]}\nlowest to highest")
     heights.append(order.tolist())
     series = []
     for number, row in sorted(enumerate(rows), key=lambda each: _reached(each[1])):
@@ -374,8 +381,8 @@ def _coordinates(rows: Sequence[Mapping[str, Any]], shares: Sequence[str], unit:
     ).once_each()
 
 
-def _against(key: str, rows: Sequence[Mapping[str, Any]], shares: Sequence[str], unit: str) -> Plot:
-    """Loss against one setting, at each rung."""
+def _against(key: str, rows: Sequence[Mapping[str, Any]], shares: Sequence[str], by: str, unit: str) -> Plot:
+    """What is judged against one setting, at each rung."""
     every = [row["settings"][key] for row in rows]
     names = [] if _numbers(every) else _named(every)
     series = []
@@ -393,7 +400,7 @@ def _against(key: str, rows: Sequence[Mapping[str, Any]], shares: Sequence[str],
         tens = [10.0**power for power in range(int(np.ceil(np.log10(low))), int(np.floor(np.log10(high))) + 1)]
         marks = tuple(map(float, tens if len(tens) > 1 else [low, high]))
     axis = Axis(key, logarithmic=marks, names=tuple(names))
-    return draw(f"Held-out loss against {key}", series, x=axis, y=Axis(unit))
+    return draw(f"Held-out {by} against {key}", series, x=axis, y=Axis(unit))
 
 
 def _numbers(values: Sequence[Any]) -> bool:

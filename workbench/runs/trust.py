@@ -59,7 +59,9 @@ def without(values: Mapping[str, Any], folder: Path, trust: Trust) -> dict[str, 
         except KeyError:
             continue  # left out with another setting of its section
         whole = above and isinstance(above[-1], str) and _is_valid(setting.section, own)
-        del own[name]
+        marks = schema.code_marks(setting.section.model_fields[str(name)])
+        for each in (name, *(key for mark in marks for key in mark.beside if key in own)):
+            del own[each]
         if whole and not _is_valid(setting.section, own):
             del reduce(getitem, above[:-1], cast(Any, safe_values))[above[-1]]
     return safe_values

@@ -28,6 +28,11 @@ def criterion(record: Mapping[str, Any], evaluate: EvaluateConfig) -> float:
     return math.inf if math.isnan(value) else -value if evaluate.judge.higher else value
 
 
+def criterion_name(evaluate: EvaluateConfig) -> str:
+    """What `criterion` is, for a page: `loss`, or the metric with its sign, such as `-accuracy`."""
+    return "loss" if evaluate.judge is None else "-" * evaluate.judge.higher + evaluate.judge.name
+
+
 def out_of_patience(progress: Progress, patience: int | None) -> bool:
     """Whether a run ends for want of a lower held-out loss; never where `patience` is None."""
     return patience is not None and progress.evaluations_without_gain >= patience

@@ -8,18 +8,11 @@ from pathlib import Path
 import pytest
 
 import workbench
+from tests.mistakes import conftest
 from tests.mistakes.cases import trained as train
 from workbench.errors import ConfigError
 
-RECIPE = """
-recipe: sft
-model: {id: stories, weights: float32}
-adapter: {method: lora, rank: 2}
-data: {train: rows.jsonl, held_out: 0.2}
-batch: {size: 4}
-train: {steps: 3, learning_rate: 0.01}
-evaluate: {every: 0.5, answers: 0}
-"""
+RECIPE = conftest.RECIPE.replace("{steps: 2}", "{steps: 3, learning_rate: 0.01}").replace("every: null", "every: 0.5")
 ROWS = [{"question": f"What comes after {n}?", "answer": f"It is {n + 1}."} for n in range(24)]
 FLEET = "fleet.members={a: {data: {train: rows.jsonl}}, b: {data: {train: rows.jsonl}}}"
 SEARCH = ["recipe=search", "search.trials=2", "search.rungs=1"]
@@ -85,3 +78,10 @@ def test_what_begins_afresh_refuses_a_start(over: list[str], told: str, tmp_path
     (tmp_path / "my.yaml").write_text(RECIPE)
     with pytest.raises(ConfigError, match=told):
         workbench.load_recipe(tmp_path / "my.yaml", ["train.start=one", "evaluate.every=null", *over])
+
+
+def test_a_member_of_a_fleet_has_no_start_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text(RECIPE)
+    over = ["recipe=fleet", "fleet.members={a: {data.train: rows.jsonl, train.start: one}}"]
+    with pytest.raises(ConfigError, match=r"members.a.train.start: .* Leave it out, or train a alone"):
+        workbench.load_recipe(tmp_path / "my.yaml", over)

@@ -146,6 +146,9 @@ def _foreign(config: RunSections) -> Iterator[tuple[str, str]]:
             unknown = section not in known or (rest and inside and rest.partition(".")[0] not in inside)
             if unknown or wanted == () or (wanted and (rest in wanted)):
                 continue  # what is unknown is told with its neighbours
+            if key == f"{config.task.start}.start":
+                yield f"{place}.{key}", f"members begin with fresh adapters. Leave it out, or train {name} alone."
+                continue
             yield (
                 f"{place}.{key}",
                 f"the members of a fleet share {key}: one backbone, whose rows are computed together. "

@@ -459,7 +459,7 @@ class EvaluateConfig(Section):
     same through the run, in samples.jsonl and on the page of `workbench ui`. Recipes sft, prefer, reinforce and distill
     (of texts), where every device has all weights. At most as many as `answers` but in reinforce; never changes the
     training. 0: none."""
-    metric: Annotated[str, NamesCode(metrics.is_code)] | None = None
+    metric: Annotated[str, NamesCode(metrics.is_code, beside=("better",))] | None = None
     """The score that decides in place of the held-out loss: early stopping, the best checkpoint, search, sweep and the
     report's first sentence follow it. accuracy, macro_f1, micro_f1, weighted_f1, roc_auc and average_precision (one
     class against the rest), log_loss, mcc, qwk (quadratic weighted kappa), map@3, mae, rmse, r2, spearman, or a

@@ -37,7 +37,8 @@ class MlmEncoder:
         if tokenizer.mask_token_id is None:
             raise BackboneError(
                 f"{type(tokenizer).__name__} has no mask token. Use an encoder that was pretrained with one, "
-                "such as google-bert/bert-base-uncased, or learn to write texts, with task sft."
+                "such as google-bert/bert-base-uncased, or start from the recipe "
+                "sft/quickstart, which learns to write texts."
             )
         self._tokenizer, self._share, self._seed = tokenizer, share, seed
         self._special = set(tokenizer.all_special_ids)

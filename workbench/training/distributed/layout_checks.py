@@ -238,9 +238,9 @@ def _sharded(config: RunConfig) -> Iterator[str]:
     for name, write in parallelism_checks.whole_steps(config):
         yield f"{name} goes with whole weights and gradients, and ZeRO cuts them. Write {write}, or {alone}."
     if config.adapter.looks or type(config.adapter).train_hook is not Method.train_hook:
-        yield (f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write {alone}.")
+        yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write {alone}."
     if isinstance(config.adapter, Full) and config.adapter.sparsity is not None:
-        yield (f"adapter.sparsity keeps single weights at zero, and ZeRO cuts them. Leave it out, or write {alone}.")
+        yield f"adapter.sparsity keeps single weights at zero, and ZeRO cuts them. Leave it out, or write {alone}."
     yield from _unlike_in_shares(config.adapter, alone)
     whole = not zero_offload.cuts_weights(section)
     cure = "distributed.zero=2" if plain else "distributed={engine: deepspeed, zero: 2}"
@@ -284,4 +284,4 @@ def _unlike_in_shares(adapter: Method, alone: str) -> Iterator[str]:
     if adapter.method == "alora":
         yield f"adapter.method=alora was not tried with ZeRO. Write adapter.method=lora, or {alone}."
     if getattr(adapter, "experts", False):
-        yield (f"adapter.experts adds updates to whole parameters, and ZeRO cuts them. Leave it out, or {alone}.")
+        yield f"adapter.experts adds updates to whole parameters, and ZeRO cuts them. Leave it out, or {alone}."

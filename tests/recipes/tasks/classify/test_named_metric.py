@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.conftest import MINILM, save_tiny
@@ -15,6 +16,8 @@ from tests.run_files import read_metrics, read_scores, trains_rows
 from workbench.errors import ConfigError, DataError
 from workbench.recipes.load import load
 from workbench.recipes.verbs.evaluate import evaluate
+from workbench.runs import run_directory
+from workbench.runs.trust import Trust
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 Train = Callable[..., Path]
@@ -49,15 +52,33 @@ def test_stopping_and_the_best_checkpoint_follow_the_metric(train: Train, tmp_pa
     assert read_scores(run)["after"]["loss"] == pytest.approx(looks[0]["held_out_loss"], rel=1e-4)
     lowest = train("lower", weather(60), metric, "evaluate.better=lower", "evaluate.patience=2", "save.ship=best")
     assert len(read_metrics(lowest)) == 24
+    kept = run_directory.shipped_config(lowest, Trust()).evaluate
+    assert (kept.patience, kept.metric, kept.better) == (2, None, None), "the function alone is left out"
 
 
 @pytest.mark.slow
-def test_scores_and_page_lead_with_the_metric(train: Train) -> None:
-    run = train("mcc", weather(60), "evaluate.metric=mcc", "data.test=null")
+def test_scores_and_page_lead_with_the_metric(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in weather(90)[60:]))
+    run = train("mcc", weather(60), "evaluate.metric=mcc", f"data.test={tmp_path / 'test.jsonl'}")
+    known, test = (pd.read_parquet(run / f"{name}.parquet") for name in ("predictions", "test_predictions"))
+    assert list(test) == list(known) and len(test) == 30
+    right = float((test["label"] == test["predicted"]).mean())
+    assert read_scores(run)["test"]["accuracy"] == pytest.approx(right, abs=1e-6)
     after = read_scores(run)["after"]
     assert after["mcc_low"] <= after["mcc"] <= after["mcc_high"]
     assert f"Matthews correlation {after['mcc']:.3f}"[:24] in (run / "report.html").read_text()
     assert evaluate(run, [])["mcc"] == after["mcc"]
+
+
+@pytest.mark.slow
+def test_a_search_ships_the_best_by_the_metric_and_says_so(train: Train) -> None:
+    words = ["recipe=search", "search.trials=3", "search.rungs=2", "search.eta=2", "evaluate.metric=macro_f1"]
+    run = train("searched", weather(60), *words, "search.space={train.learning_rate: [0.00001, 0.003, 0.01]}")
+    table = json.loads((run / "search.json").read_text())
+    ended = {row["member"]: row["losses"][-1] for row in table["members"] if row["losses"][-1] is not None}
+    assert table["by"] == "-macro_f1" and table["best"] == min(ended, key=ended.__getitem__)
+    assert read_scores(run)["after"]["macro_f1"] == pytest.approx(-ended[table["best"]], abs=1e-6)
+    assert "-macro_f1 after" in (run / "report.html").read_text()
 
 
 @pytest.mark.slow
