@@ -111,7 +111,16 @@ def write_of_search_sections(
         }
         for number, (loss, rate, targets) in enumerate(zip(losses, RATES, TARGETS, strict=True))
     ]
-    table = {"best": "000", "shares": [0.25, 0.5, 1.0], "rows": 8, "by": "loss", "trained": 2.0, "importances": {}, "members": rows}
+    table = {"best": "000", "shares": [0.25, 0.5, 1.0], "rows": 8, "by": "loss", "trained": 2.0, "importances": {}}
+    table |= {"members": rows}
+        "best": "000",
+        "shares": [0.25, 0.5, 1.0],
+        "rows": 8,
+        "by": "loss",
+        "trained": 2.0,
+        "importances": {},
+        "members": rows,
+    }
     (folder / "search.json").write_text(json.dumps(table | other))
     (folder / "config.yaml").write_text("recipe: search\nof: sft\n")
     (folder / "manifest.json").write_text("{}")

@@ -196,6 +196,6 @@ def choice(text: str, better: Literal["higher", "lower"] | None) -> Choice:
         return Choice(function, better != "lower", Path(file))
     if (metric := named(text)) is None:
         raise ValueError(
-            f"`{text}` is no metric.{did_you_mean(text, [*METRICS, 'map@3'])} Write one of these, or FILE.py:FUNCTION."
+            f"`{text}` is no metric.{did_you_mean(text, [*METRICS, 'map@3'])} One of your own is FILE.py:FUNCTION."
         )
     return Choice(text, metric.higher)
