@@ -111,8 +111,7 @@ def write_of_search_sections(
         }
         for number, (loss, rate, targets) in enumerate(zip(losses, RATES, TARGETS, strict=True))
     ]
-    table = {"best": "000", "shares": [0.25, 0.5, 1.0], "rows": 8, "by": "loss", "trained": 2.0, "importances": {}}
-    table |= {"members": rows}
+    table = {
         "best": "000",
         "shares": [0.25, 0.5, 1.0],
         "rows": 8,
