@@ -69,9 +69,9 @@ class RunRecord:
     def judge(self) -> Choice | None:
         """The metric that `evaluate.metric` names."""
         evaluate = self.config.get("evaluate")
-        text = evaluate.get("metric") if isinstance(evaluate, dict) else None
         with suppress(ValueError):  # a foreign file may name anything
-            return choice(text, evaluate.get("better")) if isinstance(text, str) else None
+            if isinstance(evaluate, dict) and isinstance(text := evaluate.get("metric"), str):
+                return choice(text, evaluate.get("better"))
         return None
 
     @property
