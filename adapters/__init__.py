@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -405,7 +406,9 @@ def merge(model: nn.Module, config: Method) -> PreTrainedModel:
     # PEFT itself fails where a head is more than a layer.
     for name, head in _heads(model).items():
         model.set_submodule(name, head.modules_to_save[head.active_adapters[0]])
-    return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return]
+    with _without_hints():
+        _untie(model)
+        return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return]
 
 
 def detach(model: nn.Module) -> PreTrainedModel | None:
@@ -455,6 +458,25 @@ def _heads(model: PeftModel) -> dict[str, Any]:
     from peft.utils import ModulesToSaveWrapper
 
     return {name: module for name, module in model.named_modules() if isinstance(module, ModulesToSaveWrapper)}
+
+
+def _untie(model: PeftModel) -> None:
+    """Give each module that an update is added to a weight of its own: a tied embedding or head is not updated with it.
+
+    Rows of added tokens are one update of both, and stay tied.
+    """
+    from peft.tuners.trainable_tokens import TrainableTokensLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from torch.nn import Parameter
+
+    shared = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer) and not isinstance(module, TrainableTokensLayer):
+            base = module.get_base_layer()
+            weight = getattr(base, "weight", None)
+            if shared[id(weight)] > 1:
+                base.weight = Parameter(weight.detach().clone(), requires_grad=False)
+                model.get_base_model().config.get_text_config().tie_word_embeddings = False
 
 
 @contextmanager

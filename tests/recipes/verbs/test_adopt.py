@@ -73,13 +73,14 @@ FOREIGN = {
     "new trainable tokens": Foreign(lora(trainable_token_indices={"embed_tokens": [5], "lm_head": [5]})),
     "embedding": Foreign(lora(target_modules=[*LINEAR, "embed_tokens"])),
     "head": Foreign(lora(target_modules=[*LINEAR, "lm_head"])),
+    "embedding and head tied": Foreign(lora(target_modules=[*LINEAR, "embed_tokens"], ensure_weight_tying=True)),
     "bias": Foreign(lora(bias="all")),
     "excluded": Foreign(lora(exclude_modules=["down_proj"])),
     "ia3": Foreign(lambda: IA3Config(task_type="CAUSAL_LM"), method="ia3"),
     "loha": Foreign(lambda: LoHaConfig(r=2, target_modules=["q_proj"]), method="loha"),
     "prefix": Foreign(lambda: PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"), method="prefix"),
 }
-OUTSIDE = ("embedding", "head")
+OUTSIDE = ("embedding", "head", "embedding and head tied")
 TRAINED = [name for name, each in FOREIGN.items() if each.method not in ("loha", "prefix") and name not in OUTSIDE]
 """Those that train further: their tensors are all of them, and change layers of blocks."""
 FAST = ["llamafactory resize_vocab", "unsloth"]
@@ -162,11 +163,15 @@ def test_an_adopted_adapter_trains_further_and_merges(name: str, stories: str, q
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_an_adapter_of_the_embedding_or_the_head_is_not_trained_further(
+def test_an_adapter_of_the_embedding_or_the_head_is_merged_and_not_trained_further(
     name: str, stories: str, tmp_path: Path
 ) -> None:
+    """The backbone ties the two, so that one update must not reach both."""
     folder, _ = made(name, stories, tmp_path / "theirs")
     workbench.adopt(folder, ["model.weights=float32"], model=stories, out=tmp_path / "run")
+    assert workbench.merge(tmp_path / "run", out=tmp_path / "merged", weights="float32").agreement.kl < 1e-6
+    found = logits(workbench.load_run(tmp_path / "run").model)
+    torch.testing.assert_close(logits(base(str(tmp_path / "merged"), 0)), found, rtol=1e-5, atol=3e-5)
     with pytest.raises(ConfigError, match=r"outside of the blocks.*Leave train.start out"):
         start_adapter.require(
             workbench.load_recipe("sft/quickstart", [f"model.id={stories}", f"train.start={tmp_path / 'run'}"])
