@@ -470,13 +470,13 @@ def _untie(model: PeftModel) -> None:
     from torch.nn import Parameter
 
     shared = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
-    for module in model.modules():
+    backbone: Any = model.get_base_model()
+    for module in backbone.modules():
         if isinstance(module, BaseTunerLayer) and not isinstance(module, TrainableTokensLayer):
-            base = module.get_base_layer()
-            weight = getattr(base, "weight", None)
-            if shared[id(weight)] > 1:
-                base.weight = Parameter(weight.detach().clone(), requires_grad=False)
-                model.get_base_model().config.get_text_config().tie_word_embeddings = False
+            base: Any = module.get_base_layer()
+            if shared[id(getattr(base, "weight", None))] > 1:
+                base.weight = Parameter(base.weight.detach().clone(), requires_grad=False)
+                backbone.config.get_text_config().tie_word_embeddings = False
 
 
 @contextmanager

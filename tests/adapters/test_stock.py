@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from accelerate.utils import other
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, ConvNextConfig, ConvNextForImageClassification, PreTrainedModel
 
 from workbench.adapters import stock
 
@@ -34,3 +36,13 @@ def test_saving_a_model_asks_for_no_deepspeed(
     assert "deepspeed" not in watched.asked and other.is_deepspeed_available is before
     found = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
     assert all(found[name].equal(tensor) for name, tensor in llama.state_dict().items())
+
+
+def test_dropped_paths_of_pictures_are_off_and_saved_as_they_came(tmp_path: Path) -> None:
+    config = ConvNextConfig(hidden_sizes=[4, 4, 4, 4], depths=[1, 1, 1, 1], drop_path_rate=0.9)
+    model, pixels = ConvNextForImageClassification(config).train(), torch.randn(8, 3, 32, 32)
+    assert not model(pixels).logits.equal(model(pixels).logits)
+    stock.without_dropout(model)
+    assert model(pixels).logits.equal(model(pixels).logits)
+    stock.save(model, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["drop_path_rate"] == 0.9
