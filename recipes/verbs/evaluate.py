@@ -11,7 +11,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation.forward_passes import dealt_results
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.task import ScoringOptions, implementation
-from workbench.runs import run_directory
+from workbench.runs import process_memory, run_directory
 from workbench.runs.ranks import joined
 from workbench.runs.trust import Trust
 from workbench.schema import parse
@@ -50,6 +50,7 @@ def evaluate(run: Path | str, overrides: Sequence[str] = (), *, trust: bool = Fa
         >>> sorted(scores)
         ['loss', 'perplexity', 'token_accuracy']
     """
+    process_memory.keep()
     run, ranks = Path(run), joined()
     config, scoring = asked_config(run, overrides, verb="evaluate", trust=trust), dealt_results(ranks)
     if scoring is not None and (reason := config.task.one_device_scores):

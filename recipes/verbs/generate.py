@@ -25,7 +25,7 @@ from workbench.recipes.task import PredictionTable, ScoringOptions, implementati
 from workbench.recipes.tasks.sft.task import question_ids
 from workbench.recipes.verbs import submission
 from workbench.recipes.verbs.evaluate import asked_config
-from workbench.runs import files, run_directory
+from workbench.runs import files, process_memory, run_directory
 from workbench.runs.ranks import joined
 from workbench.runs.trust import Trust
 
@@ -86,6 +86,7 @@ def predict(
         submission.read_sample(Path(like))
         overrides = ["data.on_bad_row=skip", *overrides]
     config = asked_config(run, overrides, verb="predict", trust=trust)
+    process_memory.keep()
     ranks = joined()
     scoring = dealt_results(ranks)
     if config.task.predicts is None:

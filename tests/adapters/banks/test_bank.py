@@ -188,6 +188,48 @@ def test_over_every_kind_of_stored_weight(weights: str, stories: str) -> None:
         start += share
 
 
+@pytest.mark.parametrize("head, name", [("CausalLM", "GPT2"), ("SequenceClassification", "Bert")])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        (torch.float32, 1e-6),
+        pytest.param(torch.float64, 1e-14, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, 0.05, marks=pytest.mark.slow),
+    ],
+)
+def test_a_member_that_reads_alone_is_merged_where_that_is_exact(
+    head: str, name: str, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products = list[object]()
+    apply = bank_layers._RoutedProduct.apply
+    monkeypatch.setattr(bank_layers._RoutedProduct, "apply", lambda *given: (products.append(0), apply(*given))[1])
+    made = bank.attach(double(head, name).to(dtype), CONFIGS[:2], seeds=SEEDS[:2])  # of all layers
+    rows = ids.repeat(20, 1)
+    for member in made.members:
+        disturbed(of_member(made, member))
+        with made.only(member):
+            before = {key: each.clone() for key, each in made.model.state_dict().items()}
+            wanted = made.model(input_ids=rows).logits.detach()
+            products.clear()
+            with torch.no_grad():
+                found = made.model(input_ids=rows).logits
+                assert bool(products) == (dtype == torch.bfloat16)
+                products.clear()
+                made.model(input_ids=rows[:1, :2])
+                assert products, "two tokens are cheaper by the products of the adapter"
+        assert float((found.softmax(-1) - wanted.softmax(-1)).abs().max()) < tolerance
+        assert all(torch.equal(each, before[key]) for key, each in made.model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_member_over_quantised_weights_is_not_merged(stories: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bank_layers.RoutedLora, "_merged", lambda *_: pytest.fail("merged"))
+    config = ModelConfig.model_validate({"id": stories, "weights": "nf4", "compute": "float32"})
+    made = bank.attach(backbones.load(config, backbones.tokenizer(config)).model, CONFIGS, seeds=SEEDS)
+    with made.only(made.members[0]), torch.no_grad():
+        made.model(input_ids=ids.repeat(20, 1))
+
+
 def gradients(named: dict[str, nn.Parameter]) -> Tensor:
     return torch.cat([each.grad.flatten() for _, each in sorted(named.items()) if each.grad is not None])
 
