@@ -183,10 +183,7 @@ class CrossvalContext:
                 self.fold_context, self.run, self.data, self.members, more, self.callback, number=self._before + number
             )._replace(taught_by=round_outputs.number)
             predictions = self.predictions(combiner, retrained)
-            keep = "Write `pseudo_label.sure=0` to keep a round for any fall of the loss." if config.sure else ""
-            if not self.log.offer(
-                name, title, predictions, facts, least=config.least_gain, sure=config.sure, otherwise=keep
-            ):
+            if not self.log.offer(name, title, predictions, facts, least=config.least_gain, sure=config.sure):
                 break
             round_outputs = retrained
         return round_outputs
@@ -199,10 +196,8 @@ class CrossvalContext:
             weights_M = self.fitted(tried, round_outputs).weights_M
             facts = {} if weights_M is None else {"weights": dict(zip(self.names, weights_M.tolist(), strict=True))}
             predictions = self.predictions(tried, round_outputs)
-            keep = f"Write `ensemble.merge={how}` to keep it."
-            if self.log.offer(
-                f"ensemble {how}", f"Ensemble, {how}", predictions, facts, forced=how == wanted, otherwise=keep
-            ):
+            name, keep = f"ensemble {how}", f"ensemble.merge={how}"
+            if self.log.offer(name, f"Ensemble, {how}", predictions, facts, forced=how == wanted, how=keep):
                 combiner = tried
         return combiner
 
@@ -226,6 +221,7 @@ class CrossvalContext:
             user_merge=user_merge(config),
             sure=self.log.sure(),
         )
+        decision = replace(decision, gain=self.log.settled("tta", decision.gain))
         test_TC = before.test_TC
         if test_TC is not None and self.data.test is not None and decision.accepted:
             fitted = self.fitted(combiner, round_outputs)
@@ -274,6 +270,7 @@ class CrossvalContext:
             groups_N=self.data.cluster_N,
             sure=self.log.sure(),
         )
+        gain = self.log.settled(name, gain)
         self.log.judge(name, title, predictions, facts, gain=gain, why=f"{correction.sentence} {gain.sentence}")
         return KeptCorrection(correction, bank) if gain.accepted else None
 

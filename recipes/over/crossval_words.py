@@ -105,7 +105,7 @@ def decide(
         return pooled(tables)
 
     rounds = options.rounds if unlabelled is not None else 0
-    log = StageLog(run, _words(members, counts, scores), callback, rounds + bool(config.tta.views))
+    log = StageLog(run, _words(members, counts, scores), callback, rounds + bool(config.tta.views), config.folds.keep)
     log.begin("supervised", "Adapters of the folds", _predictions(_held_out(members)))
     for number in range(1, rounds + 1):
         name, title = f"pseudo_label {number}", f"Pseudo-labels, round {number}"

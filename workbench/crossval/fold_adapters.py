@@ -5,6 +5,7 @@ Legend: M adapters, N labelled rows, T test rows, U unlabelled rows, C outputs (
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -415,7 +416,8 @@ def train_round(
     number: int,
 ) -> RoundOutputs:
     """Train the adapters of a round, each with its own added rows; the saved ones are loaded again to predict."""
-    own = run.child("members").child(f"round-{number}")
+    rows_of = [(each.split.train_N.tobytes(), added) for each, added in zip(members, more, strict=True)]
+    own = run.child("members").child(f"round-{number}", of=_digest(rows_of))
     if not run.ranks.agreed((own.home / OUTPUTS).exists()):
         seed = context.config.seed
         fold_tasks = [fold_task(each, data, added, seed=seed) for each, added in zip(members, more, strict=True)]
@@ -472,6 +474,8 @@ def refitted(
     """
     own = run.child("members")
     rows = data.rows
+    if not own.child("refit", of=_digest([(f"{len(rows)} {passes}".encode(), more)])).resumed and run.ranks.first:
+        shutil.rmtree(run.adapter, ignore_errors=True)
     for also in (data.past, more):
         rows = rows if also is None else rows.concatenated(also)
     train(context, own, [FoldTask("refit", context.config.seed, rows, None, passes)], callback)
@@ -480,6 +484,16 @@ def refitted(
             shutil.copytree(own.path / "refit" / "adapter", aside, dirs_exist_ok=True)
     run.ranks.wait()
     return run.home / "adapter"
+
+
+def _digest(tasks: Sequence[tuple[bytes, LabelledSet | None]]) -> str:
+    """A hash of what stages decide about the rows of tasks: which labelled ones each has, and those added to them."""
+    found = hashlib.sha256()
+    for labelled, added in tasks:
+        found.update(labelled)
+        if added is not None:
+            found.update(added.digests.tobytes() + added.supervised.tobytes())
+    return found.hexdigest()
 
 
 def _placed(outputs: Sequence[Floats], masks: Sequence[Mask]) -> Floats:

@@ -40,6 +40,8 @@ class Gain:
     """Reason against it; empty where it is accepted."""
     sure: float = SURE
     """Confidence that was asked of it, above 0.95 where several stages are judged on the same rows."""
+    kept: bool = False
+    """Accepted against the reason, as the configuration names the stage."""
 
     @property
     def sentence(self) -> str:
@@ -49,9 +51,10 @@ class Gain:
         if self.accuracy_before is not None and self.accuracy_after is not None:
             right = f", accuracy {self.accuracy_before:.2%} -> {self.accuracy_after:.2%}"
         asked = f" at {self.sure:.1%} confidence, for one stage of several" if self.sure > SURE else ""
-        if self.accepted and right and (self.accuracy_after or 0.0) < (self.accuracy_before or 0.0):
+        if not self.reason and right and (self.accuracy_after or 0.0) < (self.accuracy_before or 0.0):
             asked += ", although fewer rows are right, by no more than chance explains"
-        verdict = f"Accepted{asked}." if self.accepted else f"Refused{asked}: {self.reason}."
+        verdict = f"Refused{asked}: {self.reason}." if self.reason else f"Accepted{asked}."
+        verdict += " Kept, as the configuration names it." if self.kept else ""
         return (
             f"The loss {moved}, {self.loss_before:.4f} -> {self.loss_after:.4f} (difference {self.difference:+.4f}, "
             f"95 % interval {self.low:+.4f} to {self.high:+.4f}){right}. {verdict}"

@@ -6,8 +6,8 @@ Legend: N labelled rows, T test rows, C outputs (classes, or 1 for a number).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from workbench.crossval import gains
@@ -18,6 +18,7 @@ from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import classification_scores
 from workbench.evaluation.classification_scores import OneHot
 from workbench.runs import files
+from workbench.runs.resume_command import resume_command
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 
@@ -81,6 +82,8 @@ class StageLog:
     data: FoldData | JudgedWords
     callback: Callback
     gates: int = 1
+    keep: Sequence[str] = ()
+    """Stages that stay whatever their gain; see `folds.keep`."""
     stages: list[StageResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -123,12 +126,12 @@ class StageLog:
         least: float = 0.0,
         sure: float = gains.SURE,
         forced: bool = False,
-        otherwise: str = "",
+        how: str = "",
     ) -> bool:
-        """Whether a stage stays: it does where out-of-fold rows say that it helps, or where it is `forced`.
+        """Whether a stage stays: it does where out-of-fold rows say that it helps, or where it is `forced` or named.
 
         Args:
-            otherwise: What to write to keep a stage that was refused, for a person.
+            how: The `key=value` that keeps it, where that is not `folds.keep`.
         """
         stage_gain = gains.gain(
             self.data.labels,
@@ -141,17 +144,28 @@ class StageLog:
         )
         if sure and not forced:
             self._judge(stays=stage_gain.accepted)
-        stays = stage_gain.accepted or forced
-        why = stage_gain.sentence
-        if not stage_gain.accepted:
-            why += " Kept, as the configuration names it." if forced else f" {otherwise}"
-        self._enter(StageResult(name, title, predictions, stays, why.strip(), stage_gain, 0.0, facts))
-        return stays
+        stage_gain = self.settled(name, stage_gain, forced=forced)
+        why = stage_gain.sentence + self._to_keep(name, stage_gain, how)
+        self._enter(StageResult(name, title, predictions, stage_gain.accepted, why, stage_gain, 0.0, facts))
+        return stage_gain.accepted
 
     def judge(self, name: str, title: str, predictions: Predictions, facts: Facts, *, gain: Gain, why: str) -> None:
         """A stage that was held against the last predictions already, with the confidence that `sure` gives."""
-        self._judge(stays=gain.accepted)
+        self._judge(stays=not gain.reason)
+        why += self._to_keep(name, gain)
         self._enter(StageResult(name, title, predictions, gain.accepted, why, gain, 0.0, facts))
+
+    def settled(self, name: str, gain: Gain, *, forced: bool = False) -> Gain:
+        """The gain of a stage, accepted against its reason where the stage is `forced` or named by `keep`."""
+        named = name in self.keep or name.partition(" ")[0] in self.keep
+        return replace(gain, accepted=True, kept=True) if gain.reason and (forced or named) else gain
+
+    def _to_keep(self, name: str, gain: Gain, how: str = "") -> str:
+        """What to write to keep a stage that was refused, for a person."""
+        if gain.accepted:
+            return ""
+        command = resume_command(self.run.home, how or f"folds.keep=[{', '.join([*self.keep, name])}]")
+        return f" To keep it all the same: `{command}`, which trains none of it again."
 
     def abstain(self, name: str, title: str, facts: Facts, *, why: str, sure: float = gains.SURE) -> None:
         """A stage that had nothing to offer; its share of the error rate is spent."""
@@ -184,4 +198,4 @@ class StageLog:
         self.run.note(seconds=seconds)
         self._began = time.monotonic()
         self.stages.append(stage._replace(seconds=seconds[stage.name]))
-        self.callback.say(f"{stage.title}: {stage.why}")
+        self.callback.say(f"{stage.title} ({seconds[stage.name]:.0f} s): {stage.why}")

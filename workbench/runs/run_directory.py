@@ -40,6 +40,8 @@ FREE = (
     *("train.checkpointing", "train.offload_activations"),
 )
 """Settings that may change when a run is resumed, besides section `distributed`."""
+CHOICES = ("folds.keep", "ensemble.merge")
+"""Settings of what is done with the results of training; a run that is resumed, or done, takes new ones."""
 _UNKNOWN = re.compile("unknown (method|policy|recipe|task)")
 """Message about an adapter, policy or task that a plugin may define."""
 PACKAGES = ("peft-workbench", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "datasets", "safetensors")
@@ -80,29 +82,37 @@ class Run:
         if self.path != self.home:
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def child(self, name: str) -> Run:
+    def child(self, name: str, *, of: str | None = None) -> Run:
         """A directory inside this one, under its lock: a member's own metrics, checkpoints and manifest.
 
         It is resumed if it exists and this process resumes the run; otherwise anything left there is removed.
+
+        Args:
+            of: What it is made from, such as a digest of its rows; what was made from another one is removed.
         """
         first, _, rest = name.partition("/")
-        return self.child(first).child(rest) if rest else self._opened(name, self.path, self.ranks)
+        return self.child(first).child(rest) if rest else self._opened(name, self.path, self.ranks, of)
 
     def own(self, name: str) -> Run:
         """A child that this process trains alone: it writes to the run's directory, whichever rank this is."""
         return self.child(name) if self.ranks.alone else self._opened(name, self.home, ALONE)
 
-    def _opened(self, name: str, folder: Path, ranks: Ranks) -> Run:
+    def _opened(self, name: str, folder: Path, ranks: Ranks, of: str | None = None) -> Run:
         if name in self._children:
             return self._children[name]
         path, home = folder / name, self.home / name
-        resumed = ranks.agreed(self.resumed and home.exists())  # the first process makes it where it is not there
+        # The first process makes it where it is not there.
+        resumed = ranks.agreed(
+            self.resumed and home.exists() and (of is None or files.read_json(home / "manifest.json").get("of") == of)
+        )
         if not resumed and path.exists():
             shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)
         files.remove_unfinished(path, path / "checkpoints")
-        self._children[name] = Run(path, None, resumed=resumed, ranks=ranks, home=home)
-        return self._children[name]
+        child = self._children[name] = Run(path, None, resumed=resumed, ranks=ranks, home=home)
+        if of is not None and not resumed:
+            child.note(of=of)
+        return child
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -165,9 +175,7 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
         ):
             (path / stale).unlink(missing_ok=True)
         run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
-        # Without what this run does not read, whose defaults another version may change.
-        values = config.model_dump(mode="json", exclude=set(config.sections_of_others))
-        files.write_bytes(path / "config.yaml", dump_yaml(values).encode())
+        _write_config(config, path)
     evaluation_request.withdrawn(path)
     run.before = {name: run.manifest.get(name) for name in ("status", "reason")}
     run.note(status="running", reason=None, versions=versions(), git_commit=git_commit(), hardware=hardware())
@@ -359,13 +367,19 @@ def hardware() -> dict[str, Any]:
     return {"device": "cpu", "name": (names or ["CPU"])[0], "cores": os.cpu_count(), "memory_bytes": memory}
 
 
+def _write_config(config: RunConfig, path: Path) -> None:
+    """Write config.yaml without what this run does not read, whose defaults another version may change."""
+    values = config.model_dump(mode="json", exclude=set(config.sections_of_others))
+    files.write_bytes(path / "config.yaml", dump_yaml(values).encode())
+
+
 def _go_on_with(config: RunConfig, path: Path) -> None:
-    """Refuse to continue the run at `path` under another configuration; a fleet may have new members."""
+    """Refuse to go on with another configuration; a fleet may have new members, and CHOICES may change."""
     wanted, values = config.model_dump(mode="json"), begun(path, config).model_dump(mode="json")
     grown = fleet_expansion.grown(values, wanted)
     _require_same(wanted, {**values, "fleet": wanted["fleet"]} if grown else values, path)
-    if grown:
-        files.write_bytes(path / "config.yaml", dump_yaml(wanted).encode())
+    if grown or any(key in CHOICES for key, _, _ in _differences(values, wanted)):
+        _write_config(config, path)
 
 
 def _require_same(wanted: Mapping[str, Any], values: Mapping[str, Any], path: Path) -> None:
@@ -373,7 +387,7 @@ def _require_same(wanted: Mapping[str, Any], values: Mapping[str, Any], path: Pa
     differing = [
         f"{key}: {'nothing' if old is None else repr(old)} there, {'nothing' if new is None else repr(new)} asked for"
         for key, old, new in _differences(values, wanted)
-        if key not in FREE and not key.startswith("distributed.")
+        if key not in (*FREE, *CHOICES) and not key.startswith("distributed.")
     ]
     if differing:
         raise ResumeError(

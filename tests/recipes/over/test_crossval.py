@@ -366,6 +366,30 @@ def test_a_naive_pseudo_label_setting_is_caught_by_out_of_fold_rows(train: Run, 
 
 
 @pytest.mark.slow
+def test_a_refused_stage_is_kept_without_training_it_again(train: Run, home: Path) -> None:
+    """A finished run that takes it ends as one that took it from the beginning, its adapter of all rows too."""
+    more = [f"pseudo_label={{unlabelled: {home / 'more.jsonl'}, threshold: 0.0}}", "tta.views=[drop_words]"]
+    more += ["train.steps=4", "save.every=null", "folds.refit=true"]
+    run, keep = train("refused", *more), "folds.keep=[pseudo_label 1, tta]"
+    told = {stage["name"]: stage for stage in stages(run)}
+    names = ("pseudo_label 1", "tta")
+    assert not any(told[name]["accepted"] for name in names)
+    command = f"{run}/config.yaml --out {run} --resume 'folds.keep=[tta]'`, which trains none of it again."
+    assert command in told["tta"]["why"]
+    trained = sorted((run / "members").glob("round-*/*/adapter/*.safetensors"))
+    before = [each.stat().st_mtime_ns for each in trained]
+    assert train("refused", *more, keep, resume=True) == run
+    assert [each.stat().st_mtime_ns for each in trained] == before
+    kept = {stage["name"]: stage for stage in stages(run)}
+    assert all(kept[name]["accepted"] and kept[name]["why"].count("Kept, as the") for name in names)
+    fresh = train("kept", *more, keep)
+    assert str(result(run)) == str(result(fresh)).replace(str(fresh), str(run))
+    files = [each / "adapter" / "adapter_model.safetensors" for each in (run, fresh)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert run_directory.read_config(run).folds.keep == ["pseudo_label 1", "tta"]
+
+
+@pytest.mark.slow
 def test_suspected_labels_are_dropped_where_that_helps_and_pseudo_labels_follow(
     train: Run, home: Path, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ workbench/data/folds/ and workbench/crossval/ensembles.py carry it out.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -59,6 +59,11 @@ class DuplicatesConfig(Section):
         return self.size if self.size != "auto" else 4 if self.shingle == "characters" else 3
 
 
+StageName: TypeAlias = Annotated[
+    str, Field(pattern=r"^(calibration|drop_suspects|pseudo_label( [1-9])?|tta|correction|consensus)$")
+]
+
+
 class FoldsConfig(Section):
     """Folds of a cross-validation, and how they train."""
 
@@ -85,6 +90,11 @@ class FoldsConfig(Section):
     cut into k + 1 blocks in their order, the first of which only trains."""
     every_class: bool = True
     """Each fold must validate every class; false accepts folds that lack one with too few rows or groups."""
+
+    keep: list[StageName] = Field(default_factory=list)
+    """Stages that stay although out-of-fold rows do not say that they help, by the names in stages.json: `tta`,
+    `correction`, `pseudo_label 1`, or `pseudo_label` for every round. A finished run takes it, too, when it is resumed:
+    what was computed is kept."""
 
     @model_validator(mode="after")
     def _one_deal(self) -> FoldsConfig:
