@@ -1,16 +1,22 @@
 """Predictions of `workbench plan` against the bytes of tensors that the same runs hold, as Markdown and JSON.
 
-    python scripts/bench/planner.py --encoder FOLDER [--json planner.json] [--only WORD ...]
+    python scripts/bench/planner.py --encoder FOLDER --chat FOLDER [--json planner.json] [--only WORD ...]
 
 Every configuration is planned, and then trained for some steps while each storage of torch counts from where it is
 made to where it is freed (workbench/planning/counters.py); the weights count too, as stored. --encoder is a
 sentence encoder such as all-MiniLM-L6-v2.
+
+Then commands with default settings, probe, evaluations and answers included, but of three steps: `workbench plan`
+against the resident memory of `workbench run` at its peak. --chat is a chat model such as SmolLM2-135M-Instruct.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -66,6 +72,12 @@ DISTILLATIONS = {
     ],
 }
 """Overrides of distill/quickstart, whose student has half of the teacher's layers."""
+DEFAULTS = ("sft", "embed", "tag", "crossval", "classify", "rerank", "prefer")
+"""Recipes whose quickstart is planned and run as it is."""
+HELD = """import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"""
+"""Runs a command and prints its peak: Linux counts the memory of who forks as its child's, and this one is small."""
 SHORT = ["train.steps=6", "train.epochs=null", "evaluate.answers=0", "evaluate.every=1", "save.every=null"]
 
 
@@ -84,13 +96,46 @@ def main() -> None:
         found[name] = {"planned": planned, "measured": measured, "seconds": took}
         rows.append([name, f"{planned / 1e6:.1f}", f"{measured / 1e6:.1f}", f"{errors[-1]:+.1%}", f"{took:.1f}"])
         print(" | ".join(str(cell) for cell in rows[-1]), flush=True)
+    _summarise(rows, errors)
+    rows, errors = [["default settings, 3 steps", "planned MB", "held MB", "error"]], []
+    for recipe, words in _defaults(arguments.chat).items():
+        name = f"default settings, {recipe}"
+        if arguments.only and not any(word in name for word in arguments.only):
+            continue
+        planned, measured = _commanded(words)
+        errors.append(planned / measured - 1)
+        found[name] = {"planned": planned, "held": measured}
+        rows.append([recipe, f"{planned / 1e6:,.0f}", f"{measured / 1e6:,.0f}", f"{errors[-1]:+.1%}"])
+        print(" | ".join(str(cell) for cell in rows[-1]), flush=True)
+    _summarise(rows, errors)
+    measuring.write_report(arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft")), found=found)
+
+
+def _summarise(rows: list[list[object]], errors: list[float]) -> None:
+    if not errors:
+        return
     print(measuring.markdown(rows))
-    worst = max(errors, key=abs)
     print(
         f"Of {len(errors)} configurations: median of the errors' sizes {median(map(abs, errors)):.1%}, worst "
-        f"{worst:+.1%}, lowest {min(errors):+.1%}."
+        f"{max(errors, key=abs):+.1%}, lowest {min(errors):+.1%}."
     )
-    measuring.write_report(arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft")), found=found)
+
+
+def _defaults(chat: str) -> dict[str, list[str]]:
+    """Words of each command with default settings, by name."""
+    short = "train.steps=3"
+    found = {f"{recipe}/quickstart": [f"{recipe}/quickstart", short] for recipe in DEFAULTS}
+    return {**found, "sft/quickstart, chat model": ["sft/quickstart", f"model.id={chat}", short]}
+
+
+def _commanded(words: list[str]) -> tuple[int, int]:
+    """Bytes of a process that `workbench plan` foretells, and that `workbench run` holds at its peak."""
+    command = [sys.executable, "-m", "workbench.cli"]
+    plan = json.loads(subprocess.run([*command, "plan", *words, "--json"], capture_output=True, check=True).stdout)
+    with tempfile.TemporaryDirectory() as folder:
+        run = [sys.executable, "-c", HELD, *command, "run", *words, "--out", f"{folder}/run"]
+        held = int(subprocess.run(run, capture_output=True, check=True).stdout)
+    return plan["bytes"]["peak"] + plan["process_bytes"] + plan["host_bytes"], held
 
 
 def _configurations(encoder: str) -> dict[str, tuple[str, list[str]]]:
@@ -163,6 +208,7 @@ def _backbones() -> list[PreTrainedModel]:
 def _arguments() -> argparse.Namespace:
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--encoder", required=True, help="folder or hub id")
+    found.add_argument("--chat", required=True, help="folder or hub id")
     found.add_argument("--only", nargs="*", default=[], help="configurations with one of these words in their name")
     found.add_argument("--json", type=Path, help="a file to write")
     return found.parse_args()

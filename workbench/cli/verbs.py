@@ -29,7 +29,7 @@ from workbench.cli.arguments import (
 )
 from workbench.errors import ConfigError, Stopped, WorkbenchError, unnameable
 from workbench.runs import units
-from workbench.runs.process_memory import importing
+from workbench.runs.process_memory import importing, restart_without_caches
 
 if TYPE_CHECKING:
     from workbench.config import RunConfig
@@ -714,6 +714,8 @@ def import_(
 
 def main() -> None:
     """Run the command line; prints a user's mistake without a traceback."""
+    if sys.argv[1:2] == ["run"]:
+        restart_without_caches()
     try:
         _command()(prog_name="workbench")
     except WorkbenchError as error:

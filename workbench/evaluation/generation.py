@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from inspect import signature
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -280,10 +281,35 @@ def answers(
 
     Examples without a prompt (plain text) are skipped.
     """
-    sets = named_sets.rows_by_set(tokens) or {"": np.arange(len(tokens))}
-    spaced = {int(index): name for name, own in sets.items() for index in own[evenly_spaced(len(own), count)]}
+    spaced = _spaced(tokens, count)
     answer_by_row = answers_to(model, tokens, sorted(spaced), tokenizer, max_new_tokens=max_new_tokens, scoring=scoring)
     return [replace(answer, source=spaced[row]) for row, answer in answer_by_row.items()]
+
+
+def _spaced(tokens: TokenizedSet, count: int) -> dict[int, str]:
+    """The examples that `answers` answers, with the name of the set of each."""
+    sets = named_sets.rows_by_set(tokens) or {"": np.arange(len(tokens))}
+    return {int(index): name for name, own in sets.items() for index in own[evenly_spaced(len(own), count)]}
+
+
+def write_largest(model: Any, tokens: TokenizedSet, *, count: int, max_new_tokens: int, passed: int) -> None:
+    """Compute the largest batch of `answers` as if all of it were read at once, for a plan: with a cache of every
+    token, which holds no less than writing them one by one.
+
+    Args:
+        model: A causal model.
+        passed: Tokens of a forward pass.
+    """
+    prompts = [turn.prompt for row in _spaced(tokens, count) if (turn := _last_turn(tokens[row])).start > 1]
+    if not prompts:
+        return
+    lengths = np.asarray(prompts, dtype=np.int64) + max_new_tokens
+    rows = next(micro_batches(np.arange(len(lengths)), lengths, tokens=passed))
+    device = next(model.parameters()).device
+    ids_BL = torch.zeros(len(rows), int(lengths[rows].max()), dtype=torch.long, device=device)
+    backbone = model.get_base_model() if isinstance(model, PeftModel) else model
+    last = {"logits_to_keep": 1} if "logits_to_keep" in signature(backbone.forward).parameters else {}
+    model(input_ids=ids_BL, attention_mask=torch.ones_like(ids_BL), use_cache=True, **last)
 
 
 def answers_to(

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from workbench import evaluation
 from workbench.adapters import stock
 from workbench.config import RunConfig, model_heads
-from workbench.config.model_heads import ModelHead
+from workbench.config.model_heads import TEXT, ModelHead
 from workbench.data import mixture, starter
 from workbench.data.batching import Indices, evenly_spaced
 from workbench.data.text import formats, length_warm_up, prompts, tokenized
@@ -30,6 +30,7 @@ from workbench.data.text.stepwise import StepEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
+from workbench.evaluation import generation
 from workbench.evaluation.perplexity import Agreement, agreement, hidden_states
 from workbench.losses.chunked_loss import chunk_positions
 from workbench.models import backbones, exported, output_heads
@@ -285,7 +286,13 @@ def dry_text(single: TextRun, *, looked: float = 0.0, once: int = 0) -> DryTask:
         positions = chunk_positions(live.head.vocabulary, backbones.device())
         return [held_out.subset(rows) for rows in largest_rows(held_out, tokens=FORWARD_TOKENS, positions=positions)]
 
+    asked = single.config.evaluate
+    writes = single.task is TEXT and not backbones.hub_config(single.config.model).is_encoder_decoder
+
     def largest(live: ExportedModel) -> object:
+        if writes:
+            count, most = asked.answers, asked.max_new_tokens
+            generation.write_largest(live.model, held_out, count=count, max_new_tokens=most, passed=FORWARD_TOKENS)
         return [evaluation.likelihood(live.model, live.head, rows) for rows in worst(live)]
 
     def read(live: ExportedModel) -> int:

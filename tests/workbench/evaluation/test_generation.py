@@ -22,15 +22,17 @@ import workbench
 from tests.conftest import tiny, trains
 from workbench import adapters, evaluation
 from workbench.adapters import ALora, DeepPrompt, Lora, Method, Prefix, Prompt, PTuning
+from workbench.config import ModelConfig
 from workbench.data.batching import Indices
 from workbench.data.text import generated_answers
 from workbench.data.text.generated_answers import Floats
 from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.errors import Stopped
 from workbench.evaluation import GeneratedAnswer, Likelihood, generate
-from workbench.evaluation.generation import AnswerSampler, AnswerSamples, picked
+from workbench.evaluation.generation import AnswerSampler, AnswerSamples, picked, write_largest
 from workbench.models import output_heads
 from workbench.models.output_heads import Head
+from workbench.planning.counters import LiveBytes
 from workbench.recipes.tasks.sft import text_run
 from workbench.recipes.verbs.run import run as run_config
 from workbench.runs import evaluation_request, run_directory
@@ -221,6 +223,23 @@ def test_tokens_come_as_often_as_they_are_likely() -> None:
 def test_random_numbers_of_an_answer_do_not_depend_on_how_many_there_are() -> None:
     few, many = (generated_answers.sampling_numbers([3, 1], answers=count, tokens=6) for count in (2, 5))
     assert np.array_equal(few, many[:2]) and len(np.unique(many)) == many.size
+
+
+def test_a_plan_of_answers_holds_a_cache_of_every_token(stories: str) -> None:
+    section = ModelConfig(id=stories, weights="float32")
+    tokenizer = workbench.load_tokenizer(section)
+    model = workbench.load_backbone(section, tokenizer).model
+    rows = workbench.encode_rows([{"question": "Who came?", "answer": "A fox."}] * 3, tokenizer)
+
+    def peak(count: int, new: int) -> int:
+        with LiveBytes() as live, torch.no_grad():
+            write_largest(model, rows, count=count, max_new_tokens=new, passed=4096)
+        return live.peak
+
+    config = model.config
+    token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+    assert peak(3, 120) - peak(3, 20) >= 3 * 100 * token
+    assert peak(0, 120) == 0
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
-from workbench.runs.process_memory import importing, settled
+from workbench.runs.process_memory import importing, restart_without_caches, settled
 
 
 class Cycle:
@@ -95,3 +96,32 @@ def test_gaps_between_tensors_are_given_back() -> None:
     before = settled()
     del tensors[:-1]  # the last one holds the end of the heap
     assert settled() < before - 100e6
+
+
+RESTARTED = """
+import os, sys
+from workbench.runs.process_memory import restart_without_caches
+print(os.getpid(), *sys.argv[1:], os.environ.get("GLIBC_TUNABLES"), flush=True)
+restart_without_caches()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [None, "glibc.malloc.check=0"])
+def test_a_command_starts_again_once_with_its_words(own: str | None, tmp_path: Path) -> None:
+    (tmp_path / "command.py").write_text(RESTARTED)
+    environment = {key: value for key, value in os.environ.items() if key != "GLIBC_TUNABLES"}
+    environment |= {} if own is None else {"GLIBC_TUNABLES": own}
+    command = [sys.executable, str(tmp_path / "command.py"), "run", "a b", ""]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    first, *again = done.stdout.splitlines()
+    assert first.endswith(str(own))
+    assert not again if own else again == [first.replace("None", "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0")]
+
+
+def test_a_fork_does_not_start_its_parent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["workbench", "run", "others"])
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    restart_without_caches()
+    assert "GLIBC_TUNABLES" not in os.environ
