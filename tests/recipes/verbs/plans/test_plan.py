@@ -351,7 +351,7 @@ def test_a_plan_counts_answers_and_scoring(stories: str) -> None:
         return plan(load("sft/quickstart", [*words, *more])).evaluation
 
     scoring = evaluation("evaluate.answers=0")
-    assert evaluation("evaluate.answers=4", "evaluate.max_new_tokens=4000") > 1.2 * scoring
+    assert evaluation("evaluate.answers=4", "evaluate.max_new_tokens=20000") > 1.2 * scoring
     assert evaluation("evaluate.answers=4", "evaluate.max_new_tokens=1") == scoring  # which is then the larger
 
 
