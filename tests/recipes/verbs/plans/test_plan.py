@@ -352,7 +352,7 @@ def test_a_plan_counts_answers_and_scoring(stories: str) -> None:
 
     scoring = evaluation("evaluate.answers=0")
     assert evaluation("evaluate.answers=4", "evaluate.max_new_tokens=20000") > 1.2 * scoring
-    assert evaluation("evaluate.answers=4", "evaluate.max_new_tokens=1") == scoring  # which is then the larger
+    assert evaluation("evaluate.answers=4", "evaluate.max_new_tokens=1") < 1.05 * scoring
 
 
 @pytest.mark.slow
