@@ -247,10 +247,11 @@ class RoutedLora(Routed, nn.Module, LoraLayer):
     def _merges(self, x: Tensor, part: _Part) -> bool:
         """Whether the product with the merged weight of the only member is as exact, and cheaper than its own two.
 
+        Only inside `only`: elsewhere a row's last bits would depend on whether rows of other members stand beside it.
         In half precision it is not exact: an update below the last bit of a weight would be lost.
         """
         weight = getattr(self.get_base_layer(), "weight", None)
-        if torch.is_grad_enabled() or part.drop is not None or x.dtype.itemsize < 4:
+        if torch.is_grad_enabled() or self.routing.count >= 0 or part.drop is not None or x.dtype.itemsize < 4:
             return False
         if type(weight) is not nn.Parameter or weight.dtype != x.dtype:  # quantised, or cut over processes
             return False
