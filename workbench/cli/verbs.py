@@ -44,12 +44,16 @@ app = typer.Typer(
 _RUNS = Path("runs")
 
 
-def _loaded(recipe: str, overrides: Sequence[str] | None) -> RunConfig:
-    """The configuration of a recipe; read before torch is imported, so that a mistake is told at once."""
+def _loaded(recipe: str, overrides: Sequence[str] | None, *, rows: bool = True) -> RunConfig:
+    """The configuration of a recipe; it and its rows are read before torch is imported, so that mistakes are told at
+    once."""
+    from workbench.recipes import first_look
     from workbench.recipes.load import load, require_found
 
     config = load(recipe, overrides or ())
     require_found(config)
+    if rows:
+        first_look.require_rows(config)
     return config
 
 
@@ -68,12 +72,16 @@ def run(
     push: Annotated[str | None, typer.Option(help="Copy the finished run here, such as s3://BUCKET/RUN.")] = None,
 ) -> None:
     """Train, score and report."""
+    from workbench.recipes import first_look
     from workbench.recipes.load import directory
     from workbench.recipes.verbs import opening
     from workbench.runs import addresses
     from workbench.training.distributed import launcher
 
-    config = _loaded(recipe, overrides)
+    config = _loaded(recipe, overrides, rows=False)
+    out = out or directory(recipe, resume=resume)
+    if launcher.needed():  # else the launcher has looked
+        first_look.require(config, devices=devices or 1, out=out, resume=resume)
     if push is not None and launcher.needed() and not resume:  # which may go on with a copy
         addresses.require_free(push)
     if launcher.needed():  # else the launcher has printed them
@@ -90,9 +98,7 @@ def run(
         from workbench.runs import deadline, run_log
         from workbench.runs.ranks import joined
 
-    path = workbench.run(
-        config, out=out or directory(recipe, resume=resume), resume=resume, push=push, began=deadline.process_began()
-    )
+    path = workbench.run(config, out=out, resume=resume, push=push, began=deadline.process_began())
     if joined().first:
         run_log.add(path, render.outcome(path))
         if push is not None:
@@ -106,7 +112,10 @@ def check(
     plot: Annotated[Path | None, typer.Option(help="Picture of rates, layers and pictures to write, a .png.")] = None,
 ) -> None:
     """Show what the model sees and which tokens carry loss. A run that would not train is refused."""
-    config = _loaded(recipe, overrides)
+    from workbench.recipes import first_look
+
+    config = _loaded(recipe, overrides, rows=False)
+    first_look.require(config, devices=config.distributed.together)
     with importing():
         from workbench.cli import check_output
         from workbench.recipes.verbs.check import check as inspect
@@ -128,7 +137,7 @@ def data(
     perplexity: Annotated[str, typer.Option(help="Rows that the backbone reads: auto, all, off, a number.")] = "auto",
 ) -> None:
     """Show what is in the rows and what is wrong with them. Lengths, languages, duplicates, quality rules."""
-    config = _loaded(recipe, overrides)
+    config = _loaded(recipe, overrides, rows=False)  # of which the report tells
     with importing():
         from workbench.cli import render
         from workbench.recipes.verbs import data_report

@@ -53,6 +53,11 @@ class TaskFacts:
     reads: Callable[[Any], Collection[str] | None] = field(default=lambda config: ())
     """Columns that it reads besides those of its rows' format, by the configuration; None: any."""
 
+    readable: Callable[[Any, int | None], object] | None = None
+    """Reads the rows of the files of a configuration as its run does, as far as that needs no tokenizer, and raises
+    DataError where they are malformed: all rows, or so many of each file. None: rows are told of once torch is there.
+    """
+
     # Its loss.
     tokens: bool = False
     """Whether the loss is a mean over tokens that the model predicts from its vocabulary."""

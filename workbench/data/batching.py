@@ -12,13 +12,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 from typing_extensions import Self
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -81,6 +83,8 @@ class MicroBatch:
     @property
     def row_of_label(self) -> Tensor:
         """The row of each label (N,), counted in the batch."""
+        import torch
+
         if self.row_N is not None:
             return self.row_N
         if self.labels_N.ndim > 1:  # weight and targets of a row
@@ -111,6 +115,8 @@ class MicroBatch:
 
     def weighted(self, weight_B: npt.NDArray[np.float64]) -> MicroBatch:
         """The same rows with the loss of each row multiplied by its weight."""
+        import torch
+
         weight_N = torch.from_numpy(weight_B).float()[self.row_of_label.cpu()].to(self.labels_N.device)
         if self.labels_N.ndim == 1:
             return self.with_factors(weight_N)
@@ -125,6 +131,8 @@ class MicroBatch:
 
     def twice(self) -> MicroBatch:
         """The same padded rows and, after them, once more: two passes over them in one."""
+        import torch
+
         ids_BL = self.inputs.get("decoder_input_ids", self.inputs.get("input_ids"))
         places = 0 if ids_BL is None else ids_BL.numel()  # pictures have one place each, which nobody looks up
         doubled = self._moved(lambda tensor: torch.cat([tensor, tensor]))
@@ -136,6 +144,8 @@ class MicroBatch:
 
     def pinned(self) -> MicroBatch:
         """Copy to pinned memory, from which an accelerator copies while it computes."""
+        from torch import Tensor
+
         return self._moved(Tensor.pin_memory)
 
     def _moved(self, move: Callable[[Tensor], Tensor]) -> MicroBatch:
@@ -280,6 +290,8 @@ def micro_batches(indices: Indices, lengths: Indices, *, tokens: int) -> Iterato
 
 def collate(rows: Sequence[Row], *, epoch: int = 0) -> MicroBatch:
     """Pad rows to a micro-batch; each supervised token is predicted from those before it, the same in any epoch."""
+    import torch
+
     ids_BL = padded([row.input_ids[row.source :] for row in rows])
     target_BL = padded([row.supervised[row.source :] for row in rows])
     # The hidden state at position t predicts token t + 1, so the first token of a row is never predicted.
@@ -299,6 +311,8 @@ def collate(rows: Sequence[Row], *, epoch: int = 0) -> MicroBatch:
 
 def encoder_inputs(rows: Sequence[Indices]) -> dict[str, Tensor]:
     """Token ids and attention mask (B, L) for an encoder."""
+    import torch
+
     mask_BL = padded([np.ones_like(row) for row in rows])
     return {"input_ids": torch.from_numpy(padded(rows)), "attention_mask": torch.from_numpy(mask_BL)}
 

@@ -9,17 +9,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
-import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from workbench.errors import ConfigError
 
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch import Tensor
+
 T = TypeVar("T")
-_Tensor = TypeVar("_Tensor", bound=Tensor)
+_Tensor = TypeVar("_Tensor", bound="Tensor")
 
 WAIT = timedelta(days=1)
 """How long a process waits for another one that lives; that one has died is noticed at once."""
@@ -51,6 +52,8 @@ class Ranks:
 
     def agreed(self, value: T) -> T:
         """The first process's value, in every process."""
+        import torch.distributed as dist
+
         if self.alone:
             return value
         payload = [value]
@@ -59,6 +62,8 @@ class Ranks:
 
     def gathered(self, value: T) -> list[T]:
         """The values of all processes, by rank."""
+        import torch.distributed as dist
+
         if self.alone:
             return [value]
         by_rank: list[Any] = [None] * self.world
@@ -80,6 +85,8 @@ class Ranks:
 
     def wait(self) -> None:
         """Wait until all processes are here."""
+        import torch.distributed as dist
+
         if not self.alone:
             dist.barrier()
 
@@ -88,6 +95,9 @@ class Ranks:
 
         The sums are bit for bit equal in all processes.
         """
+        import torch
+        import torch.distributed as dist
+
         if self.alone:
             return
         for bucket in buckets(tensors, bucket_bytes):
@@ -108,6 +118,9 @@ def joined() -> Ranks:
     Raises:
         ConfigError: There are fewer devices than processes.
     """
+    import torch
+    import torch.distributed as dist
+
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return ALONE

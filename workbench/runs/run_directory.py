@@ -19,7 +19,6 @@ from time import sleep
 from typing import IO, Any
 
 import psutil
-import torch
 
 from workbench.config import RunConfig
 from workbench.config.expansions import fleet_expansion, sweep_expansion
@@ -137,19 +136,7 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
         ResumeError: another process works in it, it holds another run, or there is nothing to resume.
     """
     path = path.expanduser()
-    if (path / "run.lock").exists():
-        _locked(path).close()  # that another process works on it is said first
-    if not resume and (path / "config.yaml").exists():
-        failed = files.read_json(path / "manifest.json").get("status") == "failed"
-        # A run that failed before its first checkpoint, or a member's, has nothing to keep: it is replaced.
-        if not failed or any(path.rglob("checkpoints/step-*")):
-            raise ResumeError(
-                f"{path} already holds a run. Write `{resume_command(path)}` to continue it, or another --out."
-            )
-    if resume and whole(path) != path:
-        raise ResumeError(f"{path} trains with others. Resume them together: {finish(whole(path))}")
-    if resume and not (path / "config.yaml").exists():
-        raise ResumeError(f"{path} holds no run to resume. Leave --resume out, or name the run with --out.")
+    require_free(path, resume=resume)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -180,6 +167,29 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
     run.before = {name: run.manifest.get(name) for name in ("status", "reason")}
     run.note(status="running", reason=None, versions=versions(), git_commit=git_commit(), hardware=hardware())
     return run
+
+
+def require_free(path: Path, *, resume: bool) -> None:
+    """Refuse a directory that a run cannot begin, or resume, in; raises what `start` does, and writes nothing."""
+    try:
+        if (path / "run.lock").exists():
+            _locked(path).close()  # that another process works on it is said first
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=next(each for each in path.parents if each.exists())):
+                pass
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    if not resume and (path / "config.yaml").exists():
+        failed = files.read_json(path / "manifest.json").get("status") == "failed"
+        # A run that failed before its first checkpoint, or a member's, has nothing to keep: it is replaced.
+        if not failed or any(path.rglob("checkpoints/step-*")):
+            raise ResumeError(
+                f"{path} already holds a run. Write `{resume_command(path)}` to continue it, or another --out."
+            )
+    if resume and whole(path) != path:
+        raise ResumeError(f"{path} trains with others. Resume them together: {finish(whole(path))}")
+    if resume and not (path / "config.yaml").exists():
+        raise ResumeError(f"{path} holds no run to resume. Leave --resume out, or name the run with --out.")
 
 
 def began_since(path: Path, time: float) -> bool:
@@ -358,6 +368,8 @@ def git_commit() -> str | None:
 
 def hardware() -> dict[str, Any]:
     """The device that computes, in words and bytes."""
+    import torch
+
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0)
         return {"device": "cuda", "name": gpu.name, "cores": os.cpu_count(), "memory_bytes": gpu.total_memory}

@@ -1,6 +1,7 @@
 """Task `classify`: labels of rows of text or pictures: one class, several, a number, or the better of two responses."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from workbench.config.sections.cleaning_config import DUPLICATE_RULES
 from workbench.config.sections.run_sections import RunSections
@@ -80,11 +81,18 @@ def _check(config: RunSections) -> Iterator[str]:
         )
 
 
+def _readable(config: Any, limit: int | None) -> None:
+    from workbench.data.labelled import text_reader
+
+    text_reader.require_readable(config, limit)
+
+
 FACTS = register(
     TaskFacts(
         name="classify",
         line="labelled text or pictures: one class, several, a number, the better of two responses",
         module="workbench.recipes.tasks.classify.task",
+        readable=_readable,
         head="classes",
         pictures=True,
         labelled=True,

@@ -1,6 +1,7 @@
 """Task `embed`: texts that belong together get embeddings that are close, for sentence-transformers."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from workbench.config.sections.run_sections import RunSections
 from workbench.config.task_facts import TaskFacts, register
@@ -55,11 +56,18 @@ def of_rows(config: RunSections, *, cut: str, why: str) -> Iterator[str]:
         yield f"{recipe} reads texts as they are: leave model.chat_template and model.new_tokens out."
 
 
+def _readable(config: Any, limit: int | None) -> None:
+    from workbench.data.embedding import pair_data
+
+    pair_data.require_readable(config, limit, pair_data.split_of_embeddings)
+
+
 FACTS = register(
     TaskFacts(
         name="embed",
         line="sentence embeddings of pairs, triplets, scored pairs or classes",
         module="workbench.recipes.tasks.embed.task",
+        readable=_readable,
         head="hidden",
         compares="rows of a batch",
         uncached="reads rows of several texts",

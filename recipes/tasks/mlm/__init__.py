@@ -11,11 +11,18 @@ def _check(config: RunSections) -> Iterator[str]:
         yield "recipe=mlm reads text as it is: leave model.chat_template and data.loss_on out."
 
 
+def _readable(config: RunSections, limit: int | None) -> None:
+    from workbench.data.text import tokenized
+
+    tokenized.require_readable(config.data, limit)
+
+
 FACTS = register(
     TaskFacts(
         name="mlm",
         line="masked language modelling: find hidden tokens",
         module="workbench.recipes.tasks.sft.task",
+        readable=_readable,
         head="masked",
         tokens=True,
         uncached="hides other tokens in each epoch, so that no row comes twice",

@@ -55,11 +55,18 @@ def _check(config: RunSections) -> Iterator[str]:
         yield "optimizer.sam moves the weights within a step, and with them kto's reference point. Leave it out."
 
 
+def _readable(config: RunSections, limit: int | None) -> None:
+    from workbench.data.text import preference_pairs, tokenized
+
+    tokenized.require_readable(config.data, limit, conversion=preference_pairs.convert)
+
+
 FACTS = register(
     TaskFacts(
         name="prefer",
         line="preference pairs: DPO, KTO, ORPO and more",
         module="workbench.recipes.tasks.prefer.task",
+        readable=_readable,
         head="text",
         writes_text=True,
         serves=True,

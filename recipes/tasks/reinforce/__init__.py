@@ -1,6 +1,7 @@
 """Task `reinforce`: rewards of the model's own answers (GRPO, RLOO and more)."""
 
 from collections.abc import Collection, Iterator
+from typing import Any, cast
 
 from workbench.adapters.method import plain_lora
 from workbench.config.sections.run_sections import RunSections
@@ -95,11 +96,20 @@ def _columns(config: RunSections) -> Collection[str] | None:
     return {name for source in sources for name in source.columns}
 
 
+def _readable(config: RunSections, limit: int | None) -> None:
+    from workbench.data.text import tokenized
+    from workbench.data.text.prompts import PromptEncoder
+
+    prompts = PromptEncoder(cast(Any, None))  # rows are read without their tokens
+    tokenized.require_readable(config.data, limit, conversion=prompts.conversion, reader=prompts.reader)
+
+
 FACTS = register(
     TaskFacts(
         name="reinforce",
         line="rewards of the model's own answers: GRPO, RLOO and more",
         module="workbench.recipes.tasks.reinforce.task",
+        readable=_readable,
         head="text",
         writes_text=True,
         serves=True,

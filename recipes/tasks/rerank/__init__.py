@@ -1,6 +1,7 @@
 """Task `rerank`: a cross-encoder learns which passages belong to a query."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from workbench.config.sections.run_sections import RunSections
 from workbench.config.task_facts import TaskFacts, register
@@ -25,11 +26,18 @@ def _check(config: RunSections) -> Iterator[str]:
             yield f"regularise.{key} is for losses of tokens and classes, not for recipe=rerank. Leave it out."
 
 
+def _readable(config: Any, limit: int | None) -> None:
+    from workbench.data.embedding import pair_data, rerank_candidates
+
+    pair_data.require_readable(config, limit, rerank_candidates.split)
+
+
 FACTS = register(
     TaskFacts(
         name="rerank",
         line="rerankers: score a query and a passage together",
         module="workbench.recipes.tasks.rerank.task",
+        readable=_readable,
         head="classes",
         output="score",
         compares="passages",

@@ -1,6 +1,7 @@
 """Task `reward`: a number for how good an answer is (from preference pairs), or each of its steps."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from workbench.config.sections.basic_sections import MARGIN
 from workbench.config.sections.run_sections import RunSections
@@ -37,11 +38,22 @@ def _check(config: RunSections) -> Iterator[str]:
         yield "data.columns.margin compares two answers, and reward.kind=process rates steps. Leave it out."
 
 
+def _readable(config: RunSections, limit: int | None) -> None:
+    from workbench.data.text import preference_pairs, stepwise, tokenized
+
+    data, steps = config.data, config.reward.kind == "process"
+    conversion = partial(stepwise.convert, config.reward.separator, True) if steps else preference_pairs.convert
+    columns = {name: own for name, own in data.columns.items() if steps or name != MARGIN}
+    scored = data.model_copy(update={"columns": columns})
+    tokenized.require_readable(data, limit, conversion=conversion, scored=scored)
+
+
 FACTS = register(
     TaskFacts(
         name="reward",
         line="reward models, of preference pairs (outcome) or of steps (process)",
         module="workbench.recipes.tasks.reward.task",
+        readable=_readable,
         head="classes",
         output="reward",
         answers=True,

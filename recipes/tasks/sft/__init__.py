@@ -1,12 +1,21 @@
 """Task `sft`: a causal or sequence-to-sequence model learns to write the answers, or all of the text, of its rows."""
 
+from workbench.config.sections.run_sections import RunSections
 from workbench.config.task_facts import TaskFacts, register
+
+
+def _readable(config: RunSections, limit: int | None) -> None:
+    from workbench.data.text import tokenized
+
+    tokenized.require_readable(config.data, limit)
+
 
 FACTS = register(
     TaskFacts(
         name="sft",
         line="instruction tuning: write the answers of prompts, or plain text",
         module="workbench.recipes.tasks.sft.task",
+        readable=_readable,
         head="text",
         writes_text=True,
         answer="answer",

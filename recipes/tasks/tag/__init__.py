@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from workbench.config.sections.run_sections import RunSections
 from workbench.config.task_facts import TaskFacts, register
 from workbench.schema import Section
 
@@ -21,11 +22,22 @@ _UNREAD = "{key} is for rows of text, and {recipe} reads words with tags: leave 
 _ROWS = "{key} chooses, orders or rewrites rows of text, which {recipe} does not: leave {key} out."
 _LOSS = "{key} is for losses of tokens and classes of rows, not for {recipe}. Leave it out."
 
+
+def _readable(config: RunSections, limit: int | None) -> None:
+    from workbench.data import tagged_rows
+
+    data, scheme = config.data, config.section(TagConfig).scheme
+    for path in (data.train, *data.test_files.values(), *data.held_out_files.values()):
+        most = min((each for each in (data.limit if path == data.train else None, limit) if each), default=None)
+        tagged_rows.read(path, data, scheme=None if scheme == "auto" else scheme, limit=most)
+
+
 FACTS = register(
     TaskFacts(
         name="tag",
         line="a tag for each word: named entities, parts of speech",
         module="workbench.recipes.tasks.tag.task",
+        readable=_readable,
         head="tokens",
         packs=True,
         devices=True,

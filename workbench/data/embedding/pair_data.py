@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig, RunConfig
 from workbench.config.sections.embed_config import LOSSES
@@ -24,6 +23,9 @@ from workbench.data.held_out_split import Splits, hold_out, without_overlap
 from workbench.data.text.quality import cleaning, rules
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 LEAST_ROWS = 2  # a row has nothing to be told from in a batch of its own
 
@@ -45,6 +47,18 @@ class PairSources(NamedTuple):
 def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[PairSet]:
     """Read and split; refuses rows with nothing to learn or to measure. Raises ConfigError: the loss is not for rows of
     this form; DataError: rows are malformed, too few, or on both sides."""
+    sources = split_of_embeddings(config)
+
+    def encoded(source: PairSource) -> PairSet:
+        return pair_set.encode(
+            source, tokenizer, config.embed, max_tokens=config.data.max_tokens, seed=config.rows_seed
+        )
+
+    return sources.encoded(encoded)
+
+
+def split_of_embeddings(config: RunConfig) -> PairSources:
+    """As `split`, of rows that embeddings can learn from."""
     sources = split(config, lambda train: _require_loss(config, train))
     train = sources.train
     if len(train.records) < LEAST_ROWS:
@@ -57,13 +71,20 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[PairSe
             f"batch.size=1: embed.loss={config.embed.loss_of(train.form)} tells a row from the others of its batch, "
             "and there is none. Write batch.size=32 or more."
         )
+    return sources
 
-    def encoded(source: PairSource) -> PairSet:
-        return pair_set.encode(
-            source, tokenizer, config.embed, max_tokens=config.data.max_tokens, seed=config.rows_seed
-        )
 
-    return sources.encoded(encoded)
+def require_readable(config: RunConfig, limit: int | None, whole: Callable[[RunConfig], object]) -> None:
+    """Raise DataError where rows are malformed. `limit`: rows of each file; None: they are split as `whole` does."""
+    if limit is None:
+        whole(config)
+        return
+    form = None
+    for own in config.data.training_files.values():
+        most = limit if own.limit is None else min(own.limit, limit)
+        form = pair_records.read(own.train, own, limit=most, form=form).form
+    for path in (*config.data.held_out_files.values(), *config.data.test_files.values()):
+        pair_records.read(path, config.data, limit=limit, form=form)
 
 
 def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSources:

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from transformers import PreTrainedTokenizerBase
 
 from workbench.config.sections.embed_config import EmbedConfig, Form
 from workbench.data import named_sets
@@ -24,6 +22,9 @@ from workbench.data.embedding.pair_records import PairRecord, PairSource
 from workbench.data.rows import excerpt
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,8 @@ class TextUnits:
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The texts `indices`, padded on the right, the same in each epoch; `positions_N` are their last tokens."""
+        import torch
+
         ids = [self.tokens[index] for index in indices]
         inputs = encoder_inputs(ids)
         length = inputs["input_ids"].shape[1]

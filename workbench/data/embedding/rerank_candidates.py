@@ -10,23 +10,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
 from workbench.config.sections.embed_config import RERANK_LOSSES, EmbedConfig
 from workbench.data import named_sets
 from workbench.data.batching import Indices, MicroBatch, WholeRows, encoder_inputs, padded
 from workbench.data.embedding import pair_data, pair_set
+from workbench.data.embedding.pair_data import PairSources
 from workbench.data.embedding.pair_records import PairSource
 from workbench.data.embedding.pair_set import PairSet, TextUnits
 from workbench.data.held_out_split import Splits
 from workbench.data.rows import excerpt
 from workbench.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TYPES = "token_type_ids"  # input by which BERT knows which of two texts a token is of
 LEAST_ROOM = 8  # tokens of a passage that must be left beside every query
@@ -67,6 +69,8 @@ class PairTokenizer:
 
     def batch(self, queries: list[str], passages: list[str]) -> MicroBatch:
         """Pairs, padded on the right; `positions_N` are their last tokens."""
+        import torch
+
         encoded = self.tokenizer(
             queries, passages, truncation="only_second", max_length=self.max_tokens, padding=False, verbose=False
         )
@@ -282,7 +286,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[Candid
     this form; DataError: rows are malformed, on both sides, or have no negatives; a query leaves no passage beside it.
     """
     section = config.rerank
-    sources = pair_data.split(config, lambda train: _require_loss(config, train))
+    sources = split(config)
     joins = PairTokenizer(tokenizer, config.data.max_tokens)
     prefixes = EmbedConfig(query_prefix=section.query_prefix, passage_prefix=section.passage_prefix)
 
@@ -302,6 +306,11 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[Candid
     # That of the fewest passages first: what it has room for, the others have.
     made = {id(pairs): candidates(pairs) for pairs in sorted(filter(None, splits), key=len)}
     return splits.map(lambda pairs: made[id(pairs)])
+
+
+def split(config: RunConfig) -> PairSources:
+    """The rows of all splits before they are encoded."""
+    return pair_data.split(config, lambda train: _require_loss(config, train))
 
 
 def _require_loss(config: RunConfig, train: PairSource) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from workbench.config import RunConfig
 from workbench.config.sections.curriculum_config import CurriculumConfig
@@ -31,6 +30,9 @@ from workbench.data.text.quality import cleaning
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.data.text.quality.rules import RowText
 from workbench.errors import DataError
+
+if TYPE_CHECKING:
+    pass
 
 
 def split_off(source: RecordSource, config: RunConfig, path: str) -> tuple[RecordSource, RecordSource]:
@@ -141,6 +143,8 @@ class LabelledSet(WholeRows):
         """The rows `indices`, padded; `labels_N` holds weights, targets and `extra_targets_NC` (B, 1 + C...). `epoch`:
         pass over the training rows, which decides how pictures are augmented; None: rows as they are. `repeats`: how
         often the epoch has drawn each of them before (B,); None: never."""
+        import torch
+
         inputs, positions_B, tokens, mix = self.inputs.batch(indices, epoch=epoch, repeats=repeats)
         extra = [] if self.extra_targets_NC is None else [self.extra_targets_NC[indices]]
         targets_BC: Targets | Floats = self.targets_NC[indices]
@@ -270,8 +274,19 @@ class ClassSplits(NamedTuple):
         return Splits(self.train, self.held_out, self.test)
 
 
-def load(config: RunConfig, reader: RowReader) -> ClassSplits:
-    """Read and split; refuses data with nothing to learn or to measure."""
+class LabelledSources(NamedTuple):
+    """Rows of each split by the names of their files, before they are encoded, and the meaning of their labels."""
+
+    train: dict[str, RecordSource]
+    held_out: dict[str, RecordSource]
+    test: dict[str, RecordSource]
+    labels: Labels
+    contamination: list[Contamination | None]
+    cleaning: Cleaning | None
+
+
+def split(config: RunConfig, reader: RowReader) -> LabelledSources:
+    """Read and split, before there is a tokenizer; refuses data with nothing to learn or to measure."""
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     held_out, test = (read_each(files, reader) for files in (config.data.held_out_files, config.data.test_files))
     trains, shares = read_training(config, reader), dict[str, RecordSource]()
@@ -298,6 +313,12 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     )
     meaning = replace(meaning, metric=config.evaluate.judge)
     require_measured(meaning, train_labels, held_out, config)
+    return LabelledSources(trains, held_out, test, meaning, contamination_reports, left_out)
+
+
+def load(config: RunConfig, reader: RowReader) -> ClassSplits:
+    """Read and split; refuses data with nothing to learn or to measure."""
+    trains, held_out, test, meaning, contamination_reports, left_out = split(config, reader)
     weight_N = np.asarray([record.weight for train in trains.values() for record in train.records])
     rows = replace(
         encode_each(trains, reader, meaning).reweighted(weight_N),

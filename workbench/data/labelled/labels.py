@@ -9,18 +9,20 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from workbench.config.model_heads import Problem
 from workbench.config.sections.classes_config import ClassesConfig, Kind
 from workbench.config.sections.metrics import Choice
 from workbench.data.rows import excerpt, finite
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
+
+if TYPE_CHECKING:
+    from workbench.config.model_heads import Problem
 
 Label: TypeAlias = str | float | tuple[str, ...]  # a class, a number, or several classes
 Floats: TypeAlias = npt.NDArray[np.float64]

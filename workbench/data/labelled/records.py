@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from workbench.config import DataConfig
@@ -31,6 +29,10 @@ from workbench.data.text.formats import renamed
 from workbench.data.unread_columns import columns_in_file
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 
 class Mix(NamedTuple):

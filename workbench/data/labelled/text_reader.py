@@ -12,13 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig, RunConfig
 from workbench.config.sections.classes_config import ClassesConfig
@@ -28,13 +25,17 @@ from workbench.data import row_order
 from workbench.data.batching import Indices, encoder_inputs, evenly_spaced
 from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import DuplicateClusters
-from workbench.data.labelled import records
+from workbench.data.labelled import labelled_data, labels, records
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.record_table import EncodedTexts, FieldTokens, LabelledRecord, RecordTable
 from workbench.data.labelled.records import ModelInputs, NamedColumns, RecordSource, RowInputs, RowReader
 from workbench.data.rows import excerpt
 from workbench.data.text import rewriting
 from workbench.errors import BackboneError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 TOKENISED_AT_ONCE = 1000
 """Rows that are tokenised together: what the tokenizer says of them takes 5 kB a row until they are copied."""
@@ -243,6 +244,8 @@ class TokenRows:
 
     def batch(self, indices: Indices, *, epoch: int | None, repeats: Indices | None = None) -> ModelInputs:
         """The rows `indices`, padded; the same in each epoch."""
+        import torch
+
         ids = [self.encoded[index].input_ids for index in indices]
         inputs = encoder_inputs(ids)
         length = inputs["input_ids"].shape[1]
@@ -346,6 +349,28 @@ def _text(value: Any, place: str, name: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise DataError(f"{place}: the teacher reads `{name}`, which must be text, found {excerpt(value)}.")
     return str(value)
+
+
+def require_readable(config: RunConfig, limit: int | None) -> None:
+    """Raise DataError where texts with labels are malformed, or a run of one training has nothing to learn or measure.
+
+    Args:
+        limit: Rows of each file to read, which are not split then.
+    """
+    if config.reads_pictures:
+        return
+    # Texts are read without their tokens.
+    reader = TextReader(cast(Any, None), config.data, config.classes, config.duplicates)
+    if limit is None and not config.crossvalidates:
+        sources = labelled_data.split(config, reader)
+        for each in (*sources.held_out.values(), *sources.test.values()):
+            labels.require_known(sources.labels, each.labels, (record.place for record in each.records))
+        return
+    for path in (*config.data.held_out_files.values(), *config.data.test_files.values()):
+        reader.read(path, limit=limit)
+    for own in config.data.training_files.values():
+        most = min((each for each in (own.limit, limit) if each is not None), default=None)
+        reader.read(own.train, limit=most, weighted=True, columns=own.columns)
 
 
 SAMPLED = 200  # rows that show whether an operator changes any

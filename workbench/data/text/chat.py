@@ -12,9 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, zip_longest
-from typing import Any, Literal, NamedTuple, TypeVar
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.text.chat_template import ChatTokenizer, Rendering, Segment, TokenSpans
@@ -22,6 +20,9 @@ from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.data.text.messages import Message, last_answer_only, split_thoughts, thoughts
 from workbench.data.time_limit import SECONDS, time_limit
 from workbench.errors import BackboneError, DataError, WorkbenchError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CLOSING = "</think>"
 HIDDEN = "\uf8ff" * len(CLOSING)

@@ -12,18 +12,18 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes, pass_context
-from transformers import PreTrainedTokenizerBase
-from transformers.utils import chat_template_utils
-from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from workbench import bounds
 from workbench.data.text.messages import Message
 from workbench.errors import BackboneError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 NodeT = TypeVar("NodeT", bound=nodes.Node)
 
@@ -66,8 +66,12 @@ class Rendering:
         return [segment for segment in self.segments if segment.message == message]
 
 
-_as_served = getattr(chat_template_utils, "_alias_reasoning_fields", list)
-"""Messages as transformers hands them to a template: older releases than 5.23 know one name of reasoning alone."""
+@cache
+def _as_served() -> Callable[[list[Message]], list[Message]]:
+    """Makes messages what transformers hands to a template: older releases than 5.23 know one name of reasoning."""
+    from transformers.utils import chat_template_utils
+
+    return getattr(chat_template_utils, "_alias_reasoning_fields", list)
 
 
 class InstrumentedTemplate:
@@ -80,6 +84,8 @@ class InstrumentedTemplate:
     """
 
     def __init__(self, source: str) -> None:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
         self._source = source
         # Transformers' environment, so that filters, globals, sandbox and whitespace rules are those of serving.
         environment = _compile_jinja_template(source).environment.overlay()
@@ -127,7 +133,7 @@ class InstrumentedTemplate:
         is known.
         """
         plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        chat: list[Message] = _as_served(plain)
+        chat: list[Message] = _as_served()(plain)
         marks = TemplateMarks(chat, self._unused([chat, tools] if text is None else text))
         variables = {**special_tokens, "messages": chat, "tools": list(tools) or None, "documents": None}
         marked = self._template.render({**variables, "add_generation_prompt": prompt, _NAME: marks})

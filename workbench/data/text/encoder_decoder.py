@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from workbench.data.text.chat import ChatEncoder, Conversation, Encoded, LossOn, learnt, outcomes
 from workbench.data.text.formats import Example
 from workbench.data.text.messages import Message
 from workbench.errors import ConfigError, DataError, WorkbenchError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # A single question is written as it is, as in pretraining; several turns are marked with their roles.
 PLAIN_TEMPLATE = """\

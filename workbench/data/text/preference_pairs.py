@@ -14,12 +14,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow
-import torch
 
 from workbench.config import DataConfig
 from workbench.data import named_sets, resampling
@@ -35,6 +34,9 @@ from workbench.data.text.tokenized import SCHEMA, Emptied, EncodedChunk
 from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.errors import DataError
 from workbench.runs.files import cache_folder
+
+if TYPE_CHECKING:
+    pass
 
 _SAME = "Remove the row, or write data.on_bad_row=skip to leave out such rows and count them."
 
@@ -295,6 +297,8 @@ class RatedPairs(PreferenceSet):
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The rows of the examples `indices`, padded, with the number (S, 1) of each answer as its label."""
+        import torch
+
         answers = answer_rows(indices, self.each)
         batch = self.answers.batch(answers, epoch=epoch)
         assert batch.lengths_B is not None, "padded rows say how long they are"
@@ -370,6 +374,8 @@ def labelled(rows: TokenizedSet, indices: Indices, each: int, *, epoch: int) -> 
 
 def with_answers(batch: MicroBatch, answers_B: Indices) -> MicroBatch:
     """The same rows with labels (N, 4); `answers_B` are the numbers of their answers."""
+    import torch
+
     row_N = batch.row_of_label.numpy()
     count_B = np.bincount(row_N, minlength=len(answers_B))
     place_N = np.arange(len(row_N)) - np.repeat(np.cumsum(count_B) - count_B, count_B)

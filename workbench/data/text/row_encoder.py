@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch, Row
@@ -15,6 +13,9 @@ from workbench.data.text.encoder_decoder import Seq2SeqEncoder
 from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import BackboneError, WorkbenchError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow
 import pyarrow.compute
-import torch
 
 from workbench.data import resampling
 from workbench.data.batching import Floats, Indices, MicroBatch, Weights, WholeRows
@@ -31,6 +30,9 @@ from workbench.data.text.formats import Conversion, Example, Reader, answered
 from workbench.data.text.row_encoder import WrappedEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError, WorkbenchError
+
+if TYPE_CHECKING:
+    pass
 
 
 def convert(separator: str, labelled: bool, name: str, place: str, columns: Mapping[str, Any]) -> Example:
@@ -196,6 +198,8 @@ class StepSet(WholeRows):
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The answers `indices`, padded, with the label of each step (N,) float32 at its last token."""
+        import torch
+
         batch = self.answers.batch(indices, epoch=epoch)
         # A model rates a step at its last token, where the collated batch has the one before it, which predicts it.
         labels = torch.from_numpy(self.labels[self.steps_of(indices)].astype(np.float32))

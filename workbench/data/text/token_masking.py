@@ -7,15 +7,17 @@ restart, and in any file, set or order, and change from epoch to epoch. Held-out
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from transformers import PreTrainedTokenizerBase
 
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, padded
 from workbench.data.text.chat import Encoded, LossOn, outcomes
 from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.errors import BackboneError, DataError, WorkbenchError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MASKED, RANDOM = 0.8, 0.1
 """Shares of the predicted tokens that become the mask token or a random one; others stay (Devlin et al. 2019)."""
@@ -85,6 +87,8 @@ class MlmEncoder:
 
     def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
         """Mask and pad rows; the original tokens are the labels."""
+        import torch
+
         masked = [self.seen(row, epoch=epoch) for row in rows]
         positions_N: Indices = np.flatnonzero(padded([row.supervised for row in masked]))
         return MicroBatch(

@@ -14,16 +14,16 @@ import os
 import re
 import tempfile
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow
-from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
 from workbench.data import named_sets, ordered_processes, selection, starter, unread_columns
@@ -42,6 +42,9 @@ from workbench.data.text.row_encoder import RowEncoder
 from workbench.data.text.tokenized_set import TokenizedSet, TokenTable, join_sets
 from workbench.errors import DataError, FileError, WorkbenchError
 from workbench.runs import files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SCHEMA = pyarrow.schema(
     {
@@ -412,6 +415,40 @@ def load(
         target_rows(config, tokenizer, template)  # what is wrong with them is told before anything trains
     train = _selected(together(trains), trains, config, seed=seed)
     return Splits(train, together(held_out), together(test) if test else None)
+
+
+def require_readable(
+    config: DataConfig,
+    limit: int | None,
+    *,
+    conversion: formats.Conversion | None = None,
+    reader: formats.Reader | None = None,
+    scored: DataConfig | None = None,
+) -> None:
+    """Raise DataError where `load` would as it reads rows, before there is a tokenizer. `limit`: rows of each file."""
+
+    def consume(source: str, own: DataConfig, most: int | None, weighted: bool) -> None:
+        path, limits = starter.resolve(source), [each for each in (most, limit) if each is not None]
+        deque(
+            formats.read(
+                path,
+                own,
+                skipped=[],
+                limit=min(limits, default=None),
+                weighted=weighted,
+                conversion=conversion,
+                reader=reader,
+            ),
+            maxlen=0,
+        )
+
+    read_as = scored or config
+    for path in (*config.held_out_files.values(), *config.test_files.values()):
+        consume(path, read_as.unweighted, None, False)
+    prefixes = named_sets.prefixes({name: own.train for name, own in config.training_files.items()})
+    for name, own in config.training_files.items():
+        with named_sets.naming(prefixes[name]):
+            consume(own.train, own, own.limit, True)
 
 
 def read_files(

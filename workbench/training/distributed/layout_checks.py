@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
-import torch
-from peft import LoraConfig
-from transformers import PreTrainedModel
-
-from workbench.adapters import Full, anatomy
+from workbench.adapters import Full
 from workbench.adapters.method import ExtraParameters, Method, plain_lora
 from workbench.config import RunConfig, TrainingSections
 from workbench.config.checks import parallelism_checks
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
-from workbench.models import attention_backend
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed import tensor_parallel, zero_offload
+from workbench.training.distributed import zero_offload
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def require(config: RunConfig, ranks: Ranks) -> None:
@@ -51,6 +50,8 @@ def require_backbone(config: TrainingSections, model: PreTrainedModel, modules: 
 
 
 def _of_parts_of_rows(config: TrainingSections, model: PreTrainedModel, longest: int) -> Iterator[str]:
+    from workbench.models import attention_backend
+
     if why := attention_backend.packing_refusal(model.config, longest=longest, rows="rows in parts"):
         yield f"cuts rows: {why}. Write distributed.sequence=1, and distributed.zero=3 where the backbone is too large."
     yield from _of_heads(config, model, "sequence", instead="Write distributed.sequence=1.")
@@ -70,6 +71,10 @@ def _of_heads(config: TrainingSections, model: PreTrainedModel, name: str, *, in
 
 
 def _of_cut_blocks(config: TrainingSections, model: PreTrainedModel) -> Iterator[str]:
+    from peft import LoraConfig
+
+    from workbench.training.distributed import tensor_parallel
+
     styles, instead = tensor_parallel.plan(model.config), "Write distributed={zero: 3}."
     if not styles:
         yield f"needs a plan of transformers (base_model_tp_plan), and {model.config.model_type} has none. {instead}"
@@ -89,6 +94,9 @@ def _of_cut_blocks(config: TrainingSections, model: PreTrainedModel) -> Iterator
 
 
 def _of_stages(config: TrainingSections, model: PreTrainedModel, modules: Sequence[str]) -> Iterator[str]:
+    from workbench.adapters import anatomy
+    from workbench.models import attention_backend
+
     section, kind = config.distributed, model.config.model_type
     if kind not in attention_backend.FAMILIES:
         yield (
@@ -167,9 +175,9 @@ def _together(config: RunConfig) -> Iterator[str]:
 def _compressed(config: RunConfig, ranks: Ranks) -> Iterator[str]:
     """Where gradients or weights cannot travel in fewer bits."""
     section = config.distributed.compression
-    zero = zero_offload.deepspeed(config, torch.float32, world=ranks.world, trained=1)["zero_optimization"]
+    zero = zero_offload.own_or_written(config.distributed, trained=1)["zero_optimization"]
     for key in ("zero_quantized_weights", "zero_quantized_gradients"):
-        if zero.get(key) and not torch.cuda.is_available():
+        if zero.get(key) and not _accelerated():
             name = {"zero_quantized_weights": "weights=none", "zero_quantized_gradients": "gradients=bfloat16"}[key]
             cure = f"Leave {key} out" if config.distributed.deepspeed else f"Write distributed.compression.{name}"
             yield f"distributed: {key} of ZeRO++ needs DeepSpeed's kernels, built for accelerators alone. {cure}."
@@ -189,7 +197,7 @@ def _compressed(config: RunConfig, ranks: Ranks) -> Iterator[str]:
         yield from _low_rank(config)
     if config.distributed.sharded:
         return
-    if section.gradients == "bfloat16" and not torch.cuda.is_available():
+    if section.gradients == "bfloat16" and not _accelerated():
         yield (
             "distributed.compression.gradients=bfloat16: DDP's hook of that name needs accelerators (NCCL). Write "
             "distributed.compression.gradients=float16."
@@ -201,6 +209,12 @@ def _compressed(config: RunConfig, ranks: Ranks) -> Iterator[str]:
                 f"{name} changes which parameters train, and DDP's hooks (distributed.compression) keep to those that "
                 f"train first. {'Write freeze.policy=static' if moving else 'Leave grow out'}, or compression out."
             )
+
+
+def _accelerated() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _low_rank(config: RunConfig) -> Iterator[str]:

@@ -6,13 +6,14 @@ import fcntl
 import json
 import time
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from workbench.config import TrainingSections
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 Settings = dict[str, Any]
 
@@ -42,12 +43,12 @@ def deepspeed(config: TrainingSections, compute: torch.dtype, *, world: int, tra
     Raises:
         ConfigError: As `read` does.
     """
-    own = read(config.distributed)
-    base_settings = own or {"zero_optimization": _zero(config.distributed, trained)}
+    import torch
+
     return {
         "communication_data_type": _TRAVELLING.get(config.distributed.compression.gradients, "fp32"),
         "data_types": {"grad_accum_dtype": "fp32"},
-        **base_settings,
+        **own_or_written(config.distributed, trained=trained),
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": world,
         "gradient_accumulation_steps": 1,
@@ -61,6 +62,11 @@ def deepspeed(config: TrainingSections, compute: torch.dtype, *, world: int, tra
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**62,
     }
+
+
+def own_or_written(section: DistributedConfig, *, trained: int) -> Settings:
+    """A person's own settings, or those that section `distributed` says. Raises ConfigError: as `read` does."""
+    return read(section) or {"zero_optimization": _zero(section, trained)}
 
 
 def cuts_weights(section: DistributedConfig) -> bool:
