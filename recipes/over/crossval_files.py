@@ -108,6 +108,7 @@ def _out_of_fold(context: CrossvalContext, round_outputs: RoundOutputs, combiner
         table = _table(context, context.data.rows, values_NC)
         table.insert(2, "repeat", repeat)
         table.insert(3, "fold", [context.data.folds.names[fold] for fold in fold_N])
+        table.insert(4, "cluster", context.data.cluster_N)
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
 

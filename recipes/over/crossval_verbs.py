@@ -13,8 +13,8 @@ from workbench.crossval import prediction, suspects
 from workbench.crossval.fold_adapters import FoldContext, fold_adapters
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.fold_data import FoldData
+from workbench.errors import ConfigError
 from workbench.evaluation import classification_scores, frozen_features, run_embedder
-from workbench.evaluation.forward_passes import ModelResults
 from workbench.evaluation.serving.served_models import ServedModel
 from workbench.models import classifier
 from workbench.recipes.over.crossval_labelled import prepare
@@ -23,6 +23,8 @@ from workbench.recipes.tasks.classify import picture_checks, served_classes
 from workbench.recipes.tasks.classify.picture_checks import PictureFindings
 from workbench.recipes.tasks.classify.task import ClassTask, chosen_examples, notes
 from workbench.training.optim.schedules import total_steps
+
+PLAIN = ScoringOptions()
 
 
 @dataclass(frozen=True)
@@ -80,26 +82,27 @@ def _sources(counts: Mapping[str, int]) -> Iterator[str]:
         yield f"Rows of {', '.join(f'{name} {count:,}' for name, count in counts.items())}: one set, dealt into folds."
 
 
-def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) -> dict[str, float]:
+def evaluate(run: Path, config: RunConfig, turn: ScoringOptions = PLAIN) -> dict[str, float]:
     """Scores of the ensemble on data.test."""
-    context = _context(run, config, scoring)
+    context = _context(run, config, turn)
     sets = labelled_data.read_each(config.data.test_files, context.reader)
     rows = labelled_data.encode_each(sets, context.reader, context.labels)
     classification_scores.require_metric(context.labels, test=rows)
     return classification_scores.value_scores_of(context.labels, prediction.decided(run, context, rows), rows)
 
 
-def predict(run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None) -> PredictionTable:
+def predict(run: Path, source: str, config: RunConfig, turn: ScoringOptions = PLAIN) -> PredictionTable:
     """The ensemble's predictions for every row of a file, whose labels are ignored."""
-    context = _context(run, config, scoring)
+    context = _context(run, config, turn)
     rows = labelled_data.encode(context.reader.read(source, labelled=False), context.reader, context.labels)
     values_NC = prediction.decided(run, context, rows)
     table = classification_scores.predictions_table(context.labels, rows, values_NC, context.reader, labelled=False)
     return PredictionTable(table, rows.skipped, [record.row for record in rows.records])
 
 
-def _context(run: Path, config: RunConfig, scoring: ModelResults | None) -> FoldContext:
-    return replace(prediction.fold_context(run, config), scored=None if scoring is None else scoring.store)
+def _context(run: Path, config: RunConfig, turn: ScoringOptions) -> FoldContext:
+    store = None if turn.scoring is None else turn.scoring.store
+    return replace(prediction.fold_context(run, config), scored=store, trust=turn.trust)
 
 
 class FoldedClassTask(ClassTask):
@@ -109,13 +112,18 @@ class FoldedClassTask(ClassTask):
         return inspect(config)
 
     def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
-        return evaluate(run, config, turn.scoring)
+        return evaluate(run, config, turn)
 
     def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
-        return predict(run, source, config, turn.scoring)
+        return predict(run, source, config, turn)
 
     def serve(self, run: Path, config: RunConfig, name: str, created: int, *, queue: int) -> ServedModel:
         served_classes.require_texts(run, config)
+        if prediction.is_blend(run):
+            raise ConfigError(
+                f"{run}: a blend is not served, as its parts are of several backbones. Teach one adapter what it says: "
+                f"`workbench run distill/ensemble distill.teacher.id={run}`, or serve a part."
+            )
         context = replace(prediction.fold_context(run, config), banks={})
         if bank.refusal(config.adapter) is None:
             context.saved(prediction.adapter_folders(run))

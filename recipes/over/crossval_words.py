@@ -17,7 +17,7 @@ from safetensors import numpy as safetensors
 from workbench.config import RunConfig
 from workbench.config.sections.pseudo_label_config import PseudoLabelConfig
 from workbench.crossval.pseudo_labels import ROUNDING
-from workbench.crossval.stages import JudgedWords, Predictions, StageLog
+from workbench.crossval.stages import JudgedLabels, Predictions, StageLog
 from workbench.data.batching import Floats, Indices
 from workbench.data.folds import held_fold
 from workbench.data.folds.held_fold import FoldRow
@@ -227,14 +227,14 @@ def _asked(member: Member, name: str, views: Sequence[Any]) -> list[Floats]:
 
 def _words(
     members: Sequence[Member], counts: Sequence[int], scores: Callable[[Floats], dict[str, float]]
-) -> JudgedWords:
+) -> JudgedLabels:
     """The held-out words of all members."""
     labels = Labels("one", members[0].classes)
     label_N = np.concatenate([own for each in members for own in each.labels(each.rows["held_out"])])
     texts = [text for each in members for text in each.texts(each.rows["held_out"])]
     cluster_R = np.unique(_groups(members[0], texts), return_inverse=True)[1]
     targets_NC = np.eye(len(labels.names), dtype=np.float32)[label_N]
-    return JudgedWords(labels, targets_NC, np.repeat(cluster_R, counts), scores)
+    return JudgedLabels(labels, targets_NC, np.repeat(cluster_R, counts), scores)
 
 
 def _groups(member: Member, texts: Sequence[str]) -> list[str]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from workbench.config.reference import NamedChoice, SettingReference
     from workbench.models.model_sizes import SizeTable
     from workbench.planning.plan import Plan
+    from workbench.recipes.over.blend import Blended
     from workbench.recipes.verbs.combine import Combined
     from workbench.recipes.verbs.data_report import DataReport
     from workbench.recipes.verbs.export import Exported
@@ -369,6 +370,30 @@ def combined(combined: Combined, out: Path) -> None:
         worst = sorted(combined.error.layers.items(), key=lambda item: -item[1])[:5]
         rows = [(layer, f"{error:.2e}") for layer, error in worst]
         OUT.print(table(["layers that lost most", "relative error"], rows, right=(), framed=True))
+
+
+def blended(blended: Blended, out: Path) -> None:
+    """Print the parts of a blend with what each is worth, and its scores."""
+    first = blended.parts[0].scores
+    main = next((name for name in ("accuracy", "exact_match", "rmse") if name in first), "loss")
+    rows = [
+        (
+            str(part.run),
+            "all" if part.weight is None else f"{part.weight:.2f}",
+            *(f"{part.scores[name]:.4f}" for name in dict.fromkeys(("loss", main))),
+            f"{part.gain.difference:+.4f} ({part.gain.low:+.4f} to {part.gain.high:+.4f})",
+        )
+        for part in blended.parts
+    ]
+    columns = ["part", "weight", *dict.fromkeys(("loss", main)), "change of the loss by it (95 %)"]
+    OUT.print(table(columns, rows, title=f"{blended.title}, out of fold", framed=True))
+    names = [name for name in blended.scores["after"] if not name.endswith(("_low", "_high"))]
+    columns_of = {when: each for when, each in blended.scores.items() if when != "before"}
+    lines = [[name, *(f"{each[name]:.4f}" if name in each else "" for each in columns_of.values())] for name in names]
+    OUT.print(
+        table(["score", *("out of fold" if when == "after" else when for when in columns_of)], lines, framed=True)
+    )
+    _lines(f"\nReport: {out / 'report.html'}", f"Next: workbench predict {out} FILE --out FILE.csv")
 
 
 def comparison(comparison: Comparison, out: Path) -> None:

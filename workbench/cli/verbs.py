@@ -575,6 +575,26 @@ def combine(
 
 
 @app.command()
+def blend(
+    runs: Annotated[list[str], typer.Argument(help="Cross-validations over the same folds; evaluate.metric=NAME.")],
+    out: Annotated[Path, typer.Option(help="Run directory to write.")],
+    merge: Annotated[str, typer.Option(help="auto, mean, greedy, convex or stacking.")] = "auto",
+    trust: Trusted = False,
+) -> None:
+    """Make one run of several cross-validations. Weights are judged out of fold, and so is what each part is worth."""
+    with importing():
+        from workbench.cli import render
+        from workbench.cli.console import Terminal
+        from workbench.recipes.over.blend import blend_runs
+
+    words = [word for word in runs if "=" in word and not Path(word).is_dir()]
+    parts = [word for word in runs if word not in words]
+    with Terminal() as terminal:
+        blended = blend_runs(parts, words, out=out, merge=merge, trust=trust, callback=terminal)
+    render.blended(blended, out)
+
+
+@app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     out: Annotated[Path, typer.Option(help="Page with the plots.")] = Path("comparison.html"),

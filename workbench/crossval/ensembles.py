@@ -23,7 +23,7 @@ from workbench.data.folds.duplicates import Ints
 from workbench.data.folds.stratified_folds import Split
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError
-from workbench.evaluation import classification_scores
+from workbench.evaluation import chosen_metric, classification_scores
 from workbench.evaluation.classification_scores import OneHot, logits
 
 Merging: TypeAlias = Literal["mean", "geometric", "rank", "max"]
@@ -85,10 +85,29 @@ def merge(
     return merged_NC / merged_NC.sum(1, keepdims=True) if kind in ("one", "pair") else merged_NC
 
 
+def cost(labels: Labels, values_NC: Floats, targets_NC: OneHot) -> float:
+    """What weights make low: the mean loss, or where a metric is named its score, with the sign that makes it so."""
+    if not chosen_metric.judges(labels, targets_NC):
+        return float(gains.row_losses(labels, values_NC, targets_NC).mean())
+    assert labels.metric is not None
+    return (-1 if labels.metric.higher else 1) * chosen_metric.of_targets(labels, values_NC, targets_NC)
+
+
+def binary(labels: Labels, values_MNC: Floats, targets_NC: OneHot) -> tuple[Floats, OneHot]:
+    """Values and targets of exclusive classes as of two, the true one and all others together, for the same loss of
+    means at less work; as they are for other labels, and where a metric decides."""
+    if labels.kind not in ("one", "pair") or chosen_metric.judges(labels, targets_NC):
+        return values_MNC, targets_NC
+    true_MN1 = np.take_along_axis(values_MNC, targets_NC.argmax(1)[None, :, None], axis=2)
+    return np.concatenate([true_MN1, 1 - true_MN1], axis=2), np.tile(
+        np.eye(2, dtype=np.float32)[0], (len(targets_NC), 1)
+    )
+
+
 def greedy(
     labels: Labels, values_MNC: Floats, targets_NC: OneHot, *, present_MN: Mask | None = None, rounds: int = 50
 ) -> Floats:
-    """Weights of a mean, of sum 1: each round adds once more the member that lowers the mean loss most.
+    """Weights of a mean, of sum 1: each round adds once more the member that lowers the `cost` most.
 
     It starts with every member in once and returns the best weights on its way, so that on these rows they are never
     worse than the plain mean. On other rows they may be: fit them on rows that no member was trained on.
@@ -106,17 +125,12 @@ def greedy(
     heard_MN = np.ones(values_MNC.shape[:2], dtype=bool) if present_MN is None else present_MN
     if (heard_MN.sum(0) == 1).all():
         return even_M  # every row has one voice, so that no row tells members apart
-    values_MNO, targets_NO = values_MNC, targets_NC
-    if labels.kind in ("one", "pair"):
-        # Exclusive classes as two: the true one, and all others together, which have the same loss.
-        true_MN1 = np.take_along_axis(values_MNC, targets_NC.argmax(1)[None, :, None], axis=2)
-        values_MNO = np.concatenate([true_MN1, 1 - true_MN1], axis=2)
-        targets_NO = np.tile(np.eye(2, dtype=np.float32)[0], (len(targets_NC), 1))
+    values_MNO, targets_NO = binary(labels, values_MNC, targets_NC)
     voices_MNO = np.where(heard_MN[:, :, None], values_MNO, 0.0)
     sum_NO, heard_N, times_M = voices_MNO.sum(0), heard_MN.sum(0).astype(np.float64), np.ones(members)
 
     def loss(sum_NO: Floats, heard_N: Floats) -> float:
-        return float(gains.row_losses(labels, sum_NO / heard_N[:, None], targets_NO).mean())
+        return cost(labels, sum_NO / heard_N[:, None], targets_NO)
 
     lowest, best_M = loss(sum_NO, heard_N), even_M
     for _ in range(rounds):

@@ -43,6 +43,7 @@ from workbench.models.classifier import Classifier
 from workbench.runs import files
 from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
+from workbench.runs.trust import Trust
 from workbench.training import bank_trainer, capacity
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_trainer import BankTrainer
@@ -128,6 +129,8 @@ class FoldContext:
     scored: ResultStore | None = None
     """Outputs of adapters so far, where scoring may be interrupted."""
     loader: Loader = backbones.load
+    trust: Trust = field(default_factory=Trust)
+    """Whether code that the run directories of a blend's parts name is executed."""
     banks: dict[tuple[Path, ...], SavedBank] | None = None
     """Saved adapters by their folders, where they are kept from one question to the next."""
 

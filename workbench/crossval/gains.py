@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import classification_scores
+from workbench.evaluation import chosen_metric, classification_scores
 from workbench.evaluation.classification_scores import OneHot
 
 SURE = 0.95
@@ -42,6 +42,8 @@ class Gain:
     """Confidence that was asked of it, above 0.95 where several stages are judged on the same rows."""
     kept: bool = False
     """Accepted against the reason, as the configuration names the stage."""
+    score: str = ""
+    """Change of the score of `evaluate.metric`, in words, where that was judged in place of the loss."""
 
     @property
     def sentence(self) -> str:
@@ -57,7 +59,7 @@ class Gain:
         verdict += " Kept, as the configuration names it." if self.kept else ""
         return (
             f"The loss {moved}, {self.loss_before:.4f} -> {self.loss_after:.4f} (difference {self.difference:+.4f}, "
-            f"95 % interval {self.low:+.4f} to {self.high:+.4f}){right}. {verdict}"
+            f"95 % interval {self.low:+.4f} to {self.high:+.4f}){right}. {self.score and f'{self.score}. '}{verdict}"
         )
 
 
@@ -75,8 +77,10 @@ def gain(
 
     It stays if the mean loss falls by more than `least`, the whole interval of the difference is below 0, and
     the rows that became wrong do not outnumber those that became right by more than a fair coin explains (McNemar's
-    exact test at 2.5 %, over groups). This judges two predictions, so of anything that was fitted they must come from
-    `calibration.cross_fitted`: then a stage that only overfits has a loss that does not fall.
+    exact test at 2.5 %, over groups). Where `labels` has a metric, its score decides alone: it is better, and so is the
+    whole interval of its difference (normal, with the deviation of bootstrap samples of groups). This judges two
+    predictions, so of anything that was fitted they must come from `ensembles.cross_fitted`: then a stage that only
+    overfits has a loss that does not fall.
 
     Args:
         labels: Their kind.
@@ -127,6 +131,9 @@ def gain(
         if moved and float(stats.binomtest(lost, moved, alternative="greater").pvalue) < (1 - SURE) / 2:
             reason = "fewer rows are right, and chance does not explain that"
     counted = labels.kind != "number"
+    score = ""
+    if chosen_metric.judges(labels, targets_NC):
+        score, reason = _of_metric(labels, before_NC, after_NC, targets_NC, group_N, sure=sure)
     return Gain(
         loss_before=loss_before,
         loss_after=loss_after,
@@ -138,7 +145,34 @@ def gain(
         accepted=not reason,
         reason=reason,
         sure=sure,
+        score=score,
     )
+
+
+def _of_metric(
+    labels: Labels, before_NC: Floats, after_NC: Floats, targets_NC: OneHot, group_N: NDArray[Any], *, sure: float
+) -> tuple[str, str]:
+    """The change of the score of `evaluate.metric` in words, and the reason against it; empty where it is better."""
+    from scipy import stats
+
+    assert labels.metric is not None
+    title, sign = labels.metric.title, 1 if labels.metric.higher else -1
+    before, after = (chosen_metric.of_targets(labels, each, targets_NC) for each in (before_NC, after_NC))
+    order = np.argsort(group_N, kind="stable")
+    rows_of = np.split(order, np.flatnonzero(np.diff(group_N[order])) + 1)
+    chance, drawn = np.random.default_rng(0), list[float]()
+    for _ in range(chosen_metric.RESAMPLES):
+        rows = np.concatenate([rows_of[group] for group in chance.integers(len(rows_of), size=len(rows_of))])
+        if chosen_metric.judges(labels, targets_NC[rows]):
+            one, other = (chosen_metric.of_targets(labels, v[rows], targets_NC[rows]) for v in (before_NC, after_NC))
+            drawn.append(other - one)
+    deviation = float(np.std(drawn, ddof=1)) if len(drawn) > 1 else math.inf
+    low, high = (after - before + side * float(stats.norm.ppf((1 + SURE) / 2)) * deviation for side in (-1, 1))
+    worst = sign * (after - before) - (float(stats.norm.ppf((1 + sure) / 2)) * deviation if sure else 0.0)
+    change = f"{title} {before:.4f} -> {after:.4f} ({after - before:+.4f}, 95 % interval {low:+.4f} to {high:+.4f})"
+    if sign * (after - before) <= 0:
+        return change, f"{title} is no better"
+    return change, "" if worst > 0 else f"chance may explain so small a change of {title}"
 
 
 def _interval(change_G: Floats, *, sure: float = SURE) -> tuple[float, float]:

@@ -5,27 +5,35 @@ Legend: M adapters, V views with the plain row first, N labelled rows, T other r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import numpy as safetensors
 
 from workbench.config import RunConfig
 from workbench.crossval import fold_adapters, neighbour_correction, tta
+from workbench.crossval.blends import Blend
 from workbench.crossval.ensembles import Combiner, FittedCombination, OutOfFold
 from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, RoundOutputs
 from workbench.crossval.tta import TtaDecision
 from workbench.data import tta_views
+from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
+from workbench.data.labelled.records import NamedColumns, named_columns
 from workbench.data.tta_views import RowView, user_merge
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, DataError
 from workbench.models import classifier
-from workbench.runs import files
+from workbench.runs import files, provenance, run_directory
 from workbench.runs.resume_command import finish
 from workbench.runs.run_directory import Run
+
+FILES = ("config.yaml", "classes.json", "decision.json", "neighbours.safetensors")
+"""Of a run directory, besides its adapters, those that decide what it answers."""
 
 
 def fold_context(run: Path, config: RunConfig) -> FoldContext:
@@ -40,15 +48,24 @@ def fold_context(run: Path, config: RunConfig) -> FoldContext:
     )
 
 
+def is_blend(run: Path) -> bool:
+    """Whether the run directory is of a blend of several cross-validations."""
+    return "parts" in files.read_json(run / "decision.json")
+
+
 def adapter_folders(run: Path) -> list[Path]:
-    """Folders of the adapters that the finished cross-validation at `run` answers with."""
+    """Folders of the adapters that the finished cross-validation, or blend of several, at `run` answers with."""
     known = files.read_json(run / "decision.json")
+    if "parts" in known:
+        return [folder for part in known["parts"] for folder in adapter_folders(part_folder(run, part))]
     return [run / fold_adapters.round_folder(known["round"]) / name / "adapter" for name in known["members"]]
 
 
 def decided(run: Path, context: FoldContext, rows: LabelledSet) -> Floats:
     """Values (T, C) of other rows, by all that the cross-validation at `run` decided."""
     known = files.read_json(run / "decision.json")
+    if "parts" in known:
+        return _blended(run, context, rows, known)
     weights_M = None if known["weights"] is None else np.asarray(known["weights"])
     fitted = FittedCombination(known["temperature"], known["how"], weights_M)
     folders = adapter_folders(run)
@@ -60,6 +77,50 @@ def decided(run: Path, context: FoldContext, rows: LabelledSet) -> Floats:
         judged = [view for view in seen if view.name in decision.names]
         values_TC = merged(context, folders, fitted, decision, judged, rows, values_TC)
     return neighbour_correction.corrected_by_run(run, context, rows, values_TC, known.get("correction"))
+
+
+def _blended(run: Path, context: FoldContext, rows: LabelledSet, known: Mapping[str, Any]) -> Floats:
+    """Values (T, C) of other rows by a blend: each part reads them again, as its backbone wants them."""
+    blend, labels = Blend.from_facts(known["blend"]), context.labels
+    values_PTC = np.zeros((len(known["parts"]), len(rows), len(labels.names)))
+    for place, part in enumerate(known["parts"]):
+        if blend.weights_P[place] == 0:
+            continue
+        folder = part_folder(run, part)
+        own = fold_context(folder, run_directory.shipped_config(folder, context.trust))
+        named = [
+            NamedColumns(each.row, named_columns(each.row, context.config.data, own.config.data))
+            for each in rows.records
+        ]
+        if lacking := [name for name in own.reader.columns if any(name not in each.columns for each in named)]:
+            raise DataError(
+                f"{rows.source} has no column `{lacking[0]}`, which {folder} of the blend reads. Give it one."
+            )
+        source = own.reader.reread(rows.source, rows.fingerprint, named)
+        again = labelled_data.encode(source, own.reader, own.labels)
+        values = decided(folder, replace(own, scored=context.scored, trust=context.trust), again)
+        values_PTC[place] = values[:, [own.labels.names.index(name) for name in labels.names]]
+    return blend.values(labels, values_PTC)
+
+
+def part_folder(run: Path, part: Mapping[str, Any]) -> Path:
+    """The run directory of a part of the blend at `run`; raises ConfigError where it is gone, or no longer the same."""
+    folder = Path(os.path.normpath(run / part["run"]))
+    again = f"Put it back, or blend what is there again: workbench blend {folder} ... --out OTHER"
+    if not (folder / "decision.json").exists():
+        raise ConfigError(f"{run}: its part {folder} is not there any more. {again}")
+    now = digests(folder)
+    if changed := [name for name, digest in part["files"].items() if now.get(name) != digest]:
+        raise ConfigError(f"{run}: its part {folder} has changed since: {changed[0]}. {again}")
+    return folder
+
+
+def digests(run: Path) -> dict[str, str]:
+    """SHA-256 of what the answers of the finished cross-validation at `run` depend on, by name."""
+    found = {name: provenance.digest(run / name) for name in FILES if (run / name).exists()}
+    for folder in adapter_folders(run):
+        found |= provenance.digests(folder, title=os.path.relpath(folder, run))
+    return found
 
 
 def out_of_fold(

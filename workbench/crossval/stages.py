@@ -34,19 +34,19 @@ class Predictions(NamedTuple):
     test_TC: Floats | None
 
 
-class JudgedWords(NamedTuple):
-    """What stages are judged on where a row has several labels, such as a tag for each word."""
+class JudgedLabels(NamedTuple):
+    """What stages are judged on where no FoldData is: the words of rows, or rows of several runs."""
 
     labels: Labels
     targets_NC: OneHot
     cluster_N: Ints
-    """Words of the same row, or of near-duplicates, have the same number."""
-    scores: Callable[[Floats], Mapping[str, float]]
+    """Near-duplicates, and words of one row, have the same number."""
+    scores: Callable[[Floats], Mapping[str, float]] = lambda values_NC: {}
     """Further scores of values (N, C), such as those of entities."""
     test: None = None
 
     @property
-    def rows(self) -> JudgedWords:
+    def rows(self) -> JudgedLabels:
         """What has the targets."""
         return self
 
@@ -79,7 +79,7 @@ class StageLog:
     """
 
     run: Run
-    data: FoldData | JudgedWords
+    data: FoldData | JudgedLabels
     callback: Callback
     gates: int = 1
     keep: Sequence[str] = ()
@@ -181,7 +181,7 @@ class StageLog:
             oof_NC, test_TC = stage.predictions.oof_NC, stage.predictions.test_TC
             record = {name: getattr(stage, name) for name in ("name", "title", "accepted", "why", "seconds")}
             record["oof"] = classification_scores.value_scores(labels, oof_NC, targets_NC)
-            if isinstance(self.data, JudgedWords):
+            if isinstance(self.data, JudgedLabels):
                 record["oof"] |= self.data.scores(oof_NC)
             record["test"] = (
                 None

@@ -33,8 +33,7 @@ from workbench.data.labelled import labelled_data
 from workbench.data.labelled.class_sampling import ClassBalancedRows, MixedLabelledRows, RepeatedRows, sampled_rows
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.records import NamedColumns, RowReader
-from workbench.data.text.formats import renamed
+from workbench.data.labelled.records import NamedColumns, RowReader, named_columns
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import classification_scores
@@ -75,12 +74,7 @@ class ClassTeacher:
 
     def require_columns(self, labelled: LabelledSet, student: RunConfig) -> list[dict[str, Any]]:
         """The columns of rows by the teacher's names; raises ConfigError where one is nowhere among them."""
-        columns = []
-        for record in labelled.records:
-            # As the teacher's own data.columns says, else as the student's does.
-            own = record.row.columns
-            named = {wanted: own[column] for wanted, column in self.config.data.columns.items() if column in own}
-            columns.append({**own, **renamed(own, student.data.columns), **named})
+        columns = [named_columns(record.row, student.data, self.config.data) for record in labelled.records]
         for name in self.reader.columns:
             if not any(name in each for each in columns):
                 raise ConfigError(
@@ -175,7 +169,7 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
 def _crossval(source: TeacherSource) -> ClassTeacher:
     assert source.run is not None
     run, config = source.run, source.config_of(source.run)
-    context = prediction.fold_context(run, config)
+    context = replace(prediction.fold_context(run, config), trust=source.trusted)
 
     def predict(rows: LabelledSet) -> Floats:
         return classification_scores.outputs_of_values(context.labels, prediction.decided(run, context, rows))

@@ -22,7 +22,7 @@ from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import BackboneError, ConfigError, DataError
 from workbench.models import attention_backend, backbones, classifier, exported
-from workbench.runs import files, provenance, run_directory
+from workbench.runs import provenance, run_directory
 from workbench.runs.resume_command import finish
 from workbench.runs.trust import Trust
 
@@ -145,12 +145,9 @@ def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
             raise ConfigError(
                 f"distill.teacher.id={name}: the cross-validation has not ended. Finish it first: {finish(path)}"
             )
-        from workbench.crossval import fold_adapters  # and all that folds need, which few teachers are
+        from workbench.crossval import prediction  # and all that folds need, which few teachers are
 
-        decided = files.read_json(path / "decision.json")
-        folders = [
-            path / fold_adapters.round_folder(decided["round"]) / member / "adapter" for member in decided["members"]
-        ]
+        folders = prediction.adapter_folders(path)
         return TeacherSource(name, _stored(config.model, teacher), tuple(folders), path, config, trusted)
     exported.require_saved(path, config, classifier.reader_file(config))
     if isinstance(config.adapter, Full):

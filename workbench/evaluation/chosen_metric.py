@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from workbench.config import plugins
 from workbench.config.sections.metrics import Choice, JudgedRows
@@ -42,6 +43,16 @@ def score(labels: Labels, values_NC: Floats, true_NC: Floats) -> float:
         assert labels.metric is not None
         raise DataError(f"{KEY}={labels.metric.name}: {why}")
     return _value(labels, values_NC, true_NC)
+
+
+def of_targets(labels: Labels, values_NC: Floats, targets_NC: npt.NDArray[Any]) -> float:
+    """`score` of rows whose labels are what Labels.targets gives."""
+    return score(labels, values_NC, labels.true(targets_NC))
+
+
+def judges(labels: Labels, targets_NC: npt.NDArray[Any]) -> bool:
+    """Whether a metric is named, and defined on rows with these targets, so that it decides in place of the loss."""
+    return labels.metric is not None and undefined(labels, labels.true(targets_NC)) is None
 
 
 def defined(labels: Labels, values_NC: Floats, true_NC: Floats) -> dict[str, float]:

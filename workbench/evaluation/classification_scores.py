@@ -67,7 +67,7 @@ def metric_of(labels: Labels, outputs_NC: Floats, rows: LabelledSet) -> dict[str
     """
     if labels.metric is None:
         return {}
-    score = chosen_metric.score(labels, labels.values(outputs_NC), _true(labels, rows.targets_NC))
+    score = chosen_metric.score(labels, labels.values(outputs_NC), labels.true(rows.targets_NC))
     return {early_stopping.METRIC: score}
 
 
@@ -75,20 +75,11 @@ def require_metric(labels: Labels, **sets: LabelledSet | None) -> None:
     """Refuse a metric that cannot be computed on the rows of a set; see `chosen_metric.require`."""
     for name, rows in sets.items():
         if rows is not None:
-            chosen_metric.require(labels, _true(labels, rows.targets_NC), rows=name.replace("_", "-"))
+            chosen_metric.require(labels, labels.true(rows.targets_NC), rows=name.replace("_", "-"))
 
 
 def _metric_bounds(labels: Labels, values_NC: Floats, rows: LabelledSet) -> dict[str, float]:
-    return units.rounded(chosen_metric.bounds(labels, values_NC, _true(labels, rows.targets_NC)))
-
-
-def _true(labels: Labels, targets_NC: OneHot) -> Floats:
-    """Numbers in their unit; of classes the targets as they are."""
-    true_NC = targets_NC.astype(np.float64)
-    if labels.kind != "number":
-        return true_NC
-    digits = int(np.ceil(np.log10(labels.scale + abs(labels.mean))))  # of float32, in which targets are kept
-    return np.round(labels.values(true_NC), 6 - digits)
+    return units.rounded(chosen_metric.bounds(labels, values_NC, labels.true(rows.targets_NC)))
 
 
 def _of_sets(
@@ -111,7 +102,7 @@ def _scores(labels: Labels, loss: float, values_NC: Floats, targets_NC: OneHot) 
         score_by_name |= multi_label_scores(values_NC, targets_NC)
     else:
         score_by_name |= single_label_scores(values_NC, targets_NC.argmax(1))
-    return units.rounded(score_by_name | chosen_metric.defined(labels, values_NC, _true(labels, targets_NC)))
+    return units.rounded(score_by_name | chosen_metric.defined(labels, values_NC, labels.true(targets_NC)))
 
 
 def loss(labels: Labels, outputs_NC: Floats, targets_NC: OneHot | Floats) -> float:

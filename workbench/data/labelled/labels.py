@@ -75,6 +75,14 @@ class Labels:
                 targets_NC[row, number[name]] = 1
         return targets_NC
 
+    def true(self, targets_NC: npt.NDArray[Any]) -> Floats:
+        """Numbers in their unit; of classes the targets as they are."""
+        true_NC = targets_NC.astype(np.float64)
+        if self.kind != "number":
+            return true_NC
+        digits = int(np.ceil(np.log10(self.scale + abs(self.mean))))  # of float32, in which targets are kept
+        return np.round(self.values(true_NC), 6 - digits)
+
     def values(self, outputs_NC: Floats) -> Floats:
         """Convert outputs to probabilities of the classes (N, C), or to numbers (N, 1)."""
         if self.kind == "number":

@@ -277,6 +277,14 @@ class NamedColumns(NamedTuple):
     columns: Mapping[str, Any]
 
 
+def named_columns(row: RawRow, asked: DataConfig, own: DataConfig) -> dict[str, Any]:
+    """The columns of a row by the names that another reader wants: as `data.columns` of its `own` configuration says,
+    else as that of the one with which the row was read."""
+    columns = row.columns
+    named = {wanted: columns[column] for wanted, column in own.columns.items() if column in columns}
+    return {**columns, **renamed(columns, asked.columns), **named}
+
+
 class RowReader(Protocol):
     """Reads labelled rows, and converts them to inputs of one backbone."""
 
