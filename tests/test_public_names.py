@@ -26,7 +26,7 @@ LAUNCHED = {"devices"}
 """A launcher's: a script that it starts calls the same function in each process."""
 VERBS = {
     **{name: name for name in ("run", "check", "features", "plan", "distill_cache", "predict", "generate", "sample")},
-    **{name: name for name in ("adopt", "merge", "export", "combine", "compare", "doctor")},
+    **{name: name for name in ("adopt", "merge", "export", "combine", "blend", "compare", "doctor")},
     "data": "data_report",
     "lr": "find_learning_rate",
     "evaluate": "evaluate win_rate benchmark",

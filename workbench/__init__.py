@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from workbench.models.backbones import tokenizer as load_tokenizer
     from workbench.models.output_heads import find as output_head
     from workbench.recipes.load import load as load_recipe
-    from workbench.recipes.over.blend import blend_runs as blend
     from workbench.recipes.over.distill_verbs import distill_cache
     from workbench.recipes.own_training import fit, fit_bank
     from workbench.recipes.tasks.sft.text_run import token_loss
     from workbench.recipes.verbs.adopt import adopt
     from workbench.recipes.verbs.benchmark import benchmark
+    from workbench.recipes.verbs.blend import blend_runs as blend
     from workbench.recipes.verbs.check import check
     from workbench.recipes.verbs.combine import combine_runs as combine
     from workbench.recipes.verbs.data_report import data_report
@@ -103,7 +103,7 @@ _PLACES = {
     "attach": "adapters:attach",
     "attach_bank": "adapters.banks.bank:attach",
     "benchmark": "recipes.verbs.benchmark:benchmark",
-    "blend": "recipes.over.blend:blend_runs",
+    "blend": "recipes.verbs.blend:blend_runs",
     "check": "recipes.verbs.check:check",
     "adopt": "recipes.verbs.adopt:adopt",
     "combine": "recipes.verbs.combine:combine_runs",

@@ -36,7 +36,7 @@ register_over(
         of="classify",
         stages="workbench.recipes.over.crossval_verbs",
         able=_folded,
-        sections=("duplicates", "folds", "pseudo_label", "tta", "correction", "ensemble"),
+        sections=("duplicates", "folds", "pseudo_label", "tta", "correction", "ensemble", "sweep"),
         members=lambda config: [trial.config for trial in sweep_expansion.trials(config)],
         fresh="scores each row by an adapter that never saw it, and that run may have learnt from it",
         spread=True,

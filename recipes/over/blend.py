@@ -1,4 +1,4 @@
-"""`workbench blend`: several cross-validations over the same folds as one run, which `predict` and `evaluate` take.
+"""Several cross-validations over the same folds as one run, which `predict` and `evaluate` take.
 
 Weights and regressions are fitted to what the parts say out of fold, and judged on folds that they were not fitted to.
 
@@ -23,21 +23,20 @@ from numpy.typing import NDArray
 from workbench import report
 from workbench.config import RunConfig
 from workbench.crossval import blends, ensembles, gains, prediction
-from workbench.crossval.blends import HOWS, Blend, How
+from workbench.crossval.blends import HOWS, Blend
 from workbench.crossval.gains import Gain
+from workbench.crossval.prediction import OUT_OF_FOLD
 from workbench.crossval.stages import JudgedLabels, Predictions, StageLog
 from workbench.data.labelled.labels import Floats, Label, Labels
 from workbench.errors import ConfigError
 from workbench.evaluation import chosen_metric, classification_scores
 from workbench.evaluation.classification_scores import OneHot
 from workbench.models import classifier
-from workbench.recipes.over.crossval import OUT_OF_FOLD
-from workbench.recipes.verbs.evaluate import asked_config
 from workbench.runs import files, run_directory
 from workbench.runs.resume_command import finish
 from workbench.runs.run_directory import Run
 from workbench.runs.trust import Trust
-from workbench.training.callbacks import SILENT, Callback
+from workbench.training.callbacks import Callback
 
 Scores = dict[str, Any]
 TITLES = {"mean": "Equal weights", "greedy": "Greedy weights", "convex": "Convex weights", "stacking": "Stacking"}
@@ -86,60 +85,8 @@ class Blended(NamedTuple):
     parts: list[Worth]
 
 
-def blend_runs(
-    runs: Sequence[Path | str],
-    overrides: Sequence[str] = (),
-    *,
-    out: Path | str,
-    merge: str = "auto",
-    trust: bool = False,
-    callback: Callback = SILENT,
-) -> Blended:
-    """Write several cross-validations over the same folds as one run, which answers with all of them.
-
-    Args:
-        runs: Run directories of recipe crossval, over any backbones, of texts, pictures or both.
-        overrides: `key=value` words of section evaluate, such as `evaluate.metric=macro_f1`.
-        out: Run directory to write; it must not exist.
-        merge: How parts become one answer: mean, greedy, convex, stacking, or auto, which keeps what is better out of
-            fold than the best part and than equal weights.
-        trust: Execute the Python code that the runs' config.yaml name.
-        callback: Shows the stages.
-
-    Returns:
-        The blend that was `kept`, its `scores`, and what each of the `parts` is worth.
-
-    Raises:
-        ConfigError: The runs differ in rows, folds or classes, or are no finished cross-validations of labels.
-
-    Examples:
-        >>> import workbench
-        >>> words = ["data.limit=200", "data.test=null", "train.steps=2", "folds.k=2", "classes.every_class=false"]
-        >>> runs = [f"runs/seed{seed}" for seed in (0, 1)]
-        >>> for seed, run in enumerate(runs):
-        ...     own = [*words, f"seed={seed}", "data.seed=0"]
-        ...     _ = workbench.run("crossval/quickstart", own, out=run, quiet=True)
-        >>> blended = workbench.blend(runs, out="runs/both")
-        >>> [str(part.run) for part in blended.parts]
-        ['runs/seed0', 'runs/seed1']
-    """
-    path = Path(out)
-    if merge != "auto" and merge not in TITLES:
-        raise ConfigError(f"--merge {merge}: expected auto, {', '.join(TITLES)}.")
-    if path.exists():
-        raise ConfigError(f"{path} exists already. Name another folder, or delete it first.")
-    config, parts = read_parts([Path(run) for run in runs], overrides, trust=trust)
-    run = run_directory.start(path, config, resume=False)
-    try:
-        return write(run, config, parts, merge=merge, callback=callback)
-    finally:
-        run.close()
-
-
-def read_parts(
-    runs: Sequence[Path], overrides: Sequence[str] = (), *, trust: bool = False
-) -> tuple[RunConfig, list[Part]]:
-    """The configuration with which a blend reads rows, and its parts, those that read pictures first.
+def read_parts(runs: Sequence[Path], *, trust: Trust) -> list[Part]:
+    """The parts of a blend. It reads rows as the first of them does; those that read pictures come first.
 
     Raises:
         ConfigError: They cannot be blended.
@@ -148,7 +95,7 @@ def read_parts(
         raise ConfigError("blend takes two runs or more, over the same folds. Write workbench blend RUN RUN --out RUN.")
     if twice := [run for run, times in Counter(each.resolve() for each in runs).items() if times > 1]:
         raise ConfigError(f"{twice[0]} is named twice. Name each run once.")
-    parts = [_read(run, Trust(trust)) for run in runs]
+    parts = [_read(run, trust) for run in runs]
     parts.sort(key=lambda part: not part.config.reads_pictures)  # whoever reads pictures also has the other columns
     first, *others = parts
     for each in others:
@@ -162,8 +109,7 @@ def read_parts(
     aligned = [each._replace(table=each.table.loc[first.table.index]) for each in parts]
     for each in aligned[1:]:
         _require_same_rows(aligned[0], each)
-    config = asked_config(first.run, overrides, verb="blend", trust=trust)
-    return config.model_copy(update={"folds": config.folds.model_copy(update={"refit": False})}), aligned
+    return aligned
 
 
 def _read(run: Path, trust: Trust) -> Part:
@@ -255,39 +201,13 @@ def write(run: Run, config: RunConfig, parts: Sequence[Part], *, merge: str, cal
     values_PNC = np.stack([_values(labels, each.table).reshape(repeats, len(once), -1).mean(0) for each in parts])
     chosen_metric.require(labels, labels.true(targets_NC), rows="out-of-fold")
     data = JudgedLabels(labels, targets_NC, cluster_N)
-    wanted: list[How] = [how for how in HOWS[1:] if merge in ("auto", how)]
-    log = StageLog(run, data, callback, gates=sum(how != "mean" for how in wanted) if merge == "auto" else 1)
-    judged = partial(blends.out_of_fold, labels=labels, targets_NC=targets_NC, fold_N=fold_N)
-
-    kept = blends.fit("best", labels, values_PNC, targets_NC)
-    values_NC = judged("best", values_PNC=values_PNC)
-    log.begin("best", f"Best part, {parts[int(kept.weights_P.argmax())].run}", Predictions(values_NC, None))
-    for how in wanted:
-        tried = blends.fit(how, labels, values_PNC, targets_NC)
-        tried_NC = judged(how, values_PNC=values_PNC)
-        weights = dict(zip([str(each.run) for each in parts], tried.weights_P.tolist(), strict=True))
-        facts = {} if tried.coef_CF is not None else {"weights": weights}
-        # Equal weights are fitted to nothing, so that any gain is enough.
-        sure, forced = 0.0 if how == "mean" else gains.SURE, merge == how
-        keep = f"Write `--merge {how}` to keep it."
-        if log.offer(how, TITLES[how], Predictions(tried_NC, None), facts, sure=sure, forced=forced, otherwise=keep):
-            kept, values_NC = tried, tried_NC
-    chosen = kept.how
-    if labels.kind != "number" and kept.coef_CF is None:
-        outputs_NC = classification_scores.outputs_of_values(labels, values_NC)
-        plain = replace(labels, metric=None)  # a temperature ranks no class anew
-        heated_NC = ensembles.cross_fitted(
-            fold_N,
-            lambda mask_N: ensembles.temperature(plain, outputs_NC[mask_N], targets_NC[mask_N]),
-            lambda heat, mask_N: ensembles.tempered(plain, values_NC[mask_N], heat),
-        )
-        heat = ensembles.temperature(plain, outputs_NC, targets_NC)
-        if log.offer("calibration", "Calibration", Predictions(heated_NC, None), {"temperature": heat}, sure=0.0):
-            kept, values_NC = replace(kept, temperature=heat), heated_NC
+    log = stage_log(run, data, callback, merge=merge)
+    kept, values_NC = choose(log, [str(each.run) for each in parts], values_PNC, fold_N, merge=merge)
+    judged = partial(blends.out_of_fold, kept.how, labels, targets_NC=targets_NC, fold_N=fold_N)
     worth = []
     for place, part in enumerate(parts):
         others_PNC = np.delete(values_PNC, place, axis=0)
-        without_NC, with_NC = (judged(chosen, values_PNC=each) for each in (others_PNC, values_PNC))
+        without_NC, with_NC = (judged(each) for each in (others_PNC, values_PNC))
         gain = gains.gain(labels, without_NC, with_NC, targets_NC, groups_N=cluster_N)
         alone = classification_scores.value_scores(labels, values_PNC[place], targets_NC)
         worth.append(Worth(part.run, alone, None if kept.coef_CF is not None else float(kept.weights_P[place]), gain))
@@ -318,7 +238,49 @@ def write(run: Run, config: RunConfig, parts: Sequence[Part], *, merge: str, cal
     log.write(folds=(folds := _folds(labels, values_NC, targets_NC, fold_N)), summary=_summary(folds), parts=told)
     run.note(data=files.read_json(first.run / "manifest.json").get("data"), status="done")
     report.write(run.path)
-    return Blended(kept, TITLES.get(chosen, "The best part alone"), scores, worth)
+    return Blended(kept, TITLES.get(kept.how, "The best part alone"), scores, worth)
+
+
+def stage_log(run: Run, data: JudgedLabels, callback: Callback, *, merge: str) -> StageLog:
+    """The books of a blend; without a way to `merge`, those that fit something share the error rate."""
+    return StageLog(run, data, callback, gates=len(TITLES) - 1 if merge == "auto" else 1)
+
+
+def choose(
+    log: StageLog, names: Sequence[str], values_PNC: Floats, fold_N: NDArray[Any], *, merge: str
+) -> tuple[Blend, Floats]:
+    """The blend that stays, and its values (N, C) out of fold, each fold's by what was fitted to the others.
+
+    Equal weights stay for any gain over the best part, as they are fitted to nothing, and what is fitted for a sure
+    one. A temperature follows, kept for any gain as in a cross-validation.
+    """
+    labels, targets_NC = log.data.labels, log.data.rows.targets_NC
+    judged = partial(blends.out_of_fold, labels=labels, values_PNC=values_PNC, targets_NC=targets_NC, fold_N=fold_N)
+    kept, values_NC = blends.fit("best", labels, values_PNC, targets_NC), judged("best")
+    best = Path(names[int(kept.weights_P.argmax())]).name
+    log.begin("best", f"Best part: {best}", Predictions(values_NC, None))
+    for how in (how for how in HOWS[1:] if merge in ("auto", how)):
+        tried, tried_NC = blends.fit(how, labels, values_PNC, targets_NC), judged(how)
+        weights = dict(zip(names, tried.weights_P.tolist(), strict=True))
+        if log.offer(
+            *(how, TITLES[how], Predictions(tried_NC, None), {} if tried.coef_CF is not None else {"weights": weights}),
+            sure=0.0 if how == "mean" else gains.SURE,
+            forced=merge == how,
+            otherwise=f"Write `--merge {how}` to keep it.",
+        ):
+            kept, values_NC = tried, tried_NC
+    if labels.kind == "number" or kept.coef_CF is not None:
+        return kept, values_NC
+    outputs_NC = classification_scores.outputs_of_values(labels, values_NC)
+    heated_NC = ensembles.cross_fitted(
+        fold_N,
+        lambda mask_N: ensembles.temperature(labels, outputs_NC[mask_N], targets_NC[mask_N]),
+        lambda heat, mask_N: ensembles.tempered(labels, values_NC[mask_N], heat),
+    )
+    heat = ensembles.temperature(labels, outputs_NC, targets_NC)
+    if log.offer("calibration", "Calibration", Predictions(heated_NC, None), {"temperature": heat}, sure=0.0):
+        return replace(kept, temperature=heat), heated_NC
+    return kept, values_NC
 
 
 def _facts(run: Run, part: Part) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from workbench.config import RunConfig
 from workbench.config.expansions import sweep_expansion
 from workbench.config.expansions.member_runs import Trial
 from workbench.crossval import gains
+from workbench.crossval.prediction import OUT_OF_FOLD
 from workbench.errors import TrainingError
 from workbench.recipes.over import crossval_words, member_results, sweep, sweep_tasks
 from workbench.recipes.over.crossval_words import Kept
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Scores = dict[str, Any]
-OUT_OF_FOLD = "out_of_fold.parquet"
 LOSSES = "held_out_losses.parquet"
 """Losses of single rows, in the run directories of tasks of tokens."""
 _BOUNDS = ("_low", "_high")

@@ -12,6 +12,7 @@ from typing import Any
 
 from workbench import report
 from workbench.config import RunConfig
+from workbench.config.expansions import sweep_expansion
 from workbench.crossval import ensembles, fold_adapters, neighbour_correction, suspects, tta
 from workbench.crossval.fold_adapters import FoldContext
 from workbench.crossval.stages import StageLog
@@ -26,11 +27,12 @@ from workbench.evaluation import classification_scores, frozen_features, run_emb
 from workbench.evaluation.forward_passes import ResultStore
 from workbench.evaluation.frozen_features import FrozenProbe
 from workbench.models import backbones, classifier
-from workbench.recipes.over import crossval_stages
+from workbench.recipes.over import crossval_stages, member_results
 from workbench.recipes.over.crossval_stages import CrossvalContext
 from workbench.runs import provenance
 from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
+from workbench.runs.trust import Trust
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
 from workbench.training.distributed import layout_checks
@@ -43,6 +45,8 @@ Scores = dict[str, Any]
 
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train, choose and score as `config` says; returns what stands in scores.json."""
+    if config.sweep.over:
+        return _blended(config, run, callback)
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     reader, data, views, _, notes = prepare(config)
     for note in [*([data.rows.cleaning.sentence] if data.rows.cleaning else ()), *notes]:
@@ -94,6 +98,26 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     scored.clear()
     report.write(run.path)
     return scores
+
+
+def _blended(config: RunConfig, run: Run, callback: Callback) -> Scores:
+    """One cross-validation after another over the same folds, as `sweep.over` says, and the blend of all."""
+    trials = sweep_expansion.banks(config)
+    for trial in trials:  # before the first one trains
+        classifier.require_known_form(trial.config)
+        classifier.reader_of_backbone(trial.config)
+    for trial in trials:
+        own = run.child(f"members/{trial.name}")
+        if not (own.home / "decision.json").exists():
+            callback.say(f"Cross-validation {trial.number + 1} of {len(trials)}: {trial.name}")
+            main(trial.config, member_results.opened(own, trial), callback)
+        run.ranks.wait()
+    if not run.ranks.first:
+        return {}
+    from workbench.recipes.over import blend  # with pandas, as below
+
+    parts = blend.read_parts([run.path / "members" / trial.name for trial in trials], trust=Trust(given=True))
+    return blend.write(run, config, parts, merge="auto", callback=callback).scores
 
 
 def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: FoldData) -> FrozenProbe | None:

@@ -76,7 +76,7 @@ PYTHON = {
         "What a command does and prints, as a function that returns it.",
         *("run", "check", "plan", "data_report", "features", "find_learning_rate", "distill_cache", "load_recipe"),
         *("evaluate", "win_rate", "benchmark", "predict", "generate", "sample", "load_run"),
-        *("merge", "export", "combine", "compare", "adopt", "doctor"),
+        *("merge", "export", "combine", "blend", "compare", "adopt", "doctor"),
     ),
     "Trainings": (
         "The training of a run, with a loss, rows or a backbone of a script.",

@@ -585,7 +585,7 @@ def blend(
     with importing():
         from workbench.cli import render
         from workbench.cli.console import Terminal
-        from workbench.recipes.over.blend import blend_runs
+        from workbench.recipes.verbs.blend import blend_runs
 
     words = [word for word in runs if "=" in word and not Path(word).is_dir()]
     parts = [word for word in runs if word not in words]

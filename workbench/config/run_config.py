@@ -15,6 +15,7 @@ from workbench import bounds
 from workbench.adapters import Method
 from workbench.config import plugins, task_facts
 from workbench.config.checks import cross_checks, packing_checks, parallelism_checks, row_checks
+from workbench.config.expansions import sweep_expansion
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.sections.run_sections import RunSections
 from workbench.config.task_facts import TaskFacts
@@ -55,6 +56,8 @@ class RunConfig(RunSections):
         if self.has_members and not mistakes:
             assert self.over is not None and self.over.members is not None
             self.over.members(self)  # each is judged as the run that it is
+        elif self.crossvalidates and self.sweep.over and not mistakes:
+            sweep_expansion.banks(self)
         elif mistakes := [*mistakes, *cross_checks.mistakes(self)]:
             raise ValueError(" ".join(mistakes))
         return self

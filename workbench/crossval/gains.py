@@ -19,6 +19,8 @@ from workbench.evaluation.classification_scores import OneHot
 
 SURE = 0.95
 """Confidence of an interval; each of its bounds is wrong in 2.5 of 100 samples."""
+SWAPS = 400
+"""Permutations by which the change of a metric is judged; each costs two calls."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,10 @@ def gain(
 
     It stays if the mean loss falls by more than `least`, the whole interval of the difference is below 0, and
     the rows that became wrong do not outnumber those that became right by more than a fair coin explains (McNemar's
-    exact test at 2.5 %, over groups). Where `labels` has a metric, its score decides alone: it is better, and so is the
-    whole interval of its difference (normal, with the deviation of bootstrap samples of groups). This judges two
-    predictions, so of anything that was fitted they must come from `ensembles.cross_fitted`: then a stage that only
-    overfits has a loss that does not fall.
+    exact test at 2.5 %, over groups). Where `labels` has a metric, its score decides alone: it is better, by more than
+    swapping the two predictions in groups drawn at random explains (a permutation test, whose deviation also gives the
+    interval). This judges two predictions, so of anything that was fitted they must come from `ensembles.cross_fitted`:
+    then a stage that only overfits has a loss that does not fall.
 
     Args:
         labels: Their kind.
@@ -158,21 +160,20 @@ def _of_metric(
     assert labels.metric is not None
     title, sign = labels.metric.title, 1 if labels.metric.higher else -1
     before, after = (chosen_metric.of_targets(labels, each, targets_NC) for each in (before_NC, after_NC))
-    order = np.argsort(group_N, kind="stable")
-    rows_of = np.split(order, np.flatnonzero(np.diff(group_N[order])) + 1)
-    chance, drawn = np.random.default_rng(0), list[float]()
-    for _ in range(chosen_metric.RESAMPLES):
-        rows = np.concatenate([rows_of[group] for group in chance.integers(len(rows_of), size=len(rows_of))])
-        if chosen_metric.judges(labels, targets_NC[rows]):
-            one, other = (chosen_metric.of_targets(labels, v[rows], targets_NC[rows]) for v in (before_NC, after_NC))
-            drawn.append(other - one)
-    deviation = float(np.std(drawn, ddof=1)) if len(drawn) > 1 else math.inf
-    low, high = (after - before + side * float(stats.norm.ppf((1 + SURE) / 2)) * deviation for side in (-1, 1))
-    worst = sign * (after - before) - (float(stats.norm.ppf((1 + sure) / 2)) * deviation if sure else 0.0)
+    chance, drawn = np.random.default_rng(0), np.empty(SWAPS)
+    for swap in range(SWAPS):
+        swapped_N1 = (chance.random(group_N.max() + 1) < 0.5)[group_N][:, None]
+        pair = (np.where(swapped_N1, *each) for each in ((after_NC, before_NC), (before_NC, after_NC)))
+        one, other = (chosen_metric.of_targets(labels, each_NC, targets_NC) for each_NC in pair)
+        drawn[swap] = other - one
+    reach = float(stats.norm.ppf((1 + SURE) / 2) * drawn.std())
+    low, high = after - before - reach, after - before + reach
+    by_chance = (1 + (sign * drawn >= sign * (after - before)).sum()) / (1 + SWAPS)
     change = f"{title} {before:.4f} -> {after:.4f} ({after - before:+.4f}, 95 % interval {low:+.4f} to {high:+.4f})"
     if sign * (after - before) <= 0:
         return change, f"{title} is no better"
-    return change, "" if worst > 0 else f"chance may explain so small a change of {title}"
+    surely = not sure or by_chance <= (1 - sure) / 2
+    return change, "" if surely else f"chance may explain so small a change of {title}"
 
 
 def _interval(change_G: Floats, *, sure: float = SURE) -> tuple[float, float]:

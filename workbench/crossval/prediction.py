@@ -32,6 +32,8 @@ from workbench.runs import files, provenance, run_directory
 from workbench.runs.resume_command import finish
 from workbench.runs.run_directory import Run
 
+OUT_OF_FOLD = "out_of_fold.parquet"
+"""File of a run directory: every labelled row, as adapters see it that did not train on it."""
 FILES = ("config.yaml", "classes.json", "decision.json", "neighbours.safetensors")
 """Of a run directory, besides its adapters, those that decide what it answers."""
 
@@ -41,6 +43,9 @@ def fold_context(run: Path, config: RunConfig) -> FoldContext:
     if not (run / "decision.json").exists():
         raise ConfigError(f"{run}: the cross-validation has not ended. Continue it: {finish(run)}")
     first = adapter_folders(run)[0].parent
+    if parts := files.read_json(run / "decision.json").get("parts"):  # rows are read as by the first part
+        model = run_directory.read_config(part_folder(run, parts[0])).model
+        config = config.model_copy(update={"model": model})
     return FoldContext(
         config,
         replace(classifier.read_labels(run), metric=config.evaluate.judge),

@@ -27,6 +27,7 @@ from workbench.config import RunConfig
 from workbench.config.sections.classes_config import Kind
 from workbench.config.sections.distill_config import BACKBONE, DistillConfig, at
 from workbench.crossval import prediction
+from workbench.crossval.prediction import OUT_OF_FOLD
 from workbench.data.batching import Examples, Indices
 from workbench.data.folds.duplicates import normalised
 from workbench.data.labelled import labelled_data
@@ -47,7 +48,6 @@ from workbench.training import preflight
 from workbench.training.callbacks import Callback
 
 KEPT = "teacher.safetensors"  # file of a run directory with the outputs of the teacher
-OUT_OF_FOLD = "out_of_fold.parquet"  # file of a cross-validation's run directory
 _HEADS = ("ForSequenceClassification", "ForImageClassification")
 
 

@@ -36,7 +36,7 @@ def _check(config: RunSections) -> Iterator[str]:
             else ""
         )
         yield f"data.format=image reads pictures: leave {' and '.join(given)} out, for text alone.{cure}"
-    if image.column in config.data.columns:
+    if config.data.columns.get(image.column, image.column) != image.column:
         yield (
             f"data.columns renames `{image.column}`, and the column of pictures has a setting of its own. "
             f"Write image.column={config.data.columns[image.column]} instead."

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
+from workbench.config.sections import metrics
 from workbench.crossval import ensembles, gains
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import classification_scores
@@ -261,3 +262,18 @@ def test_few_rows_let_no_more_noise_through_than_the_interval_says(rows: int) ->
 
     draws, nominal = 2000, 0.025
     assert _accepted(ONE, draw, seeds=draws) <= nominal + 2 * (nominal * (1 - nominal) / draws) ** 0.5
+
+
+@pytest.mark.parametrize(("gained", "reason"), [(0.05, "chance may explain"), (0.3, "")])
+def test_a_metric_decides_in_place_of_the_loss(gained: float, reason: str) -> None:
+    """A share of the wrong rows becomes right while all rows become less likely, so that the loss rises."""
+    chance, labels = np.random.default_rng(0), replace(TWO, metric=metrics.choice("map@1", None))
+    wanted_NC = np.eye(2, dtype=np.float32)[chance.integers(2, size=200)]
+    right_N = chance.random(200) < 0.6
+    before_NC, after_NC = (
+        np.where((own_N[:, None]) == (wanted_NC > 0.5), sure, 1 - sure)
+        for own_N, sure in ((right_N, 0.6), (right_N | (chance.random(200) < gained), 0.95))
+    )
+    found = gains.gain(labels, before_NC, after_NC, wanted_NC)
+    assert found.difference > 0 and found.accepted == (not reason) and reason in found.reason
+    assert "precision at 1" in found.sentence

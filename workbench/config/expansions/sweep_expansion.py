@@ -39,10 +39,28 @@ def trials(config: Run) -> list[Trial[Run]]:
     base = _plain(config)
     if "seed" in over:
         base["data"]["seed"] = config.rows_seed
-    members = member_runs.trials(config, base, names, combinations, section="sweep.over")
+    return _different(config, base, names, combinations)
+
+
+def _different(
+    config: Run, base: dict[str, Any], names: list[str], combinations: list[dict[str, Any]]
+) -> list[Trial[Run]]:
+    """The members of `sweep.over`, of which no two are equal."""
+    members, over = member_runs.trials(config, base, names, combinations, section="sweep.over"), config.sweep.over
     twice = [key for key in over if len({str(trial.settings[key]) for trial in members}) < len(over[key])]
     member_runs.require([(f"sweep.over.{key}", _TWICE) for key in twice])
     return members
+
+
+def banks(config: Run) -> list[Trial[Run]]:
+    """The cross-validations over the same folds that `sweep.over` makes of one; raises Mistakes: as `trials`."""
+    over = config.sweep.over
+    member_runs.require(_of_over(config, "cross-validation", free="model."))
+    combinations = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
+    base = {**config.model_dump(mode="json"), "sweep": {}}
+    base["data"]["seed"] = config.rows_seed
+    names = [f"{number}-{member_runs.folder_name(each)}" for number, each in enumerate(combinations)]
+    return _different(config, base, names, combinations)
 
 
 def _folds(config: Run) -> list[Trial[Run]]:
@@ -80,7 +98,7 @@ def _fold_misfits(config: RunSections) -> Iterator[tuple[str, str]]:
     """Settings of stages that need one label a row, or that would choose by the rows that a fold is scored on."""
     of, alike = f"of={config.task.name}", config.duplicates
     read = {"pseudo_label": _LABELLING if config.task.pseudo_labels else (), "tta": _VIEWS if config.task.views else ()}
-    for name in ("pseudo_label", "tta", "correction", "ensemble"):
+    for name in ("pseudo_label", "tta", "correction", "ensemble", "sweep"):
         if not read.get(name) and config.differs(name):
             yield name, f"is a stage of rows with one label each, not of {of}. Leave it out."
     for name, keys in read.items():
@@ -142,16 +160,23 @@ def shipped_values(values: Mapping[str, Any], folder: Path, members: Mapping[str
 
 
 def _misfits(config: RunSections) -> list[tuple[str, str]]:
+    mistakes = _of_over(config, "sweep")
+    if config.budget.timed:
+        mistakes.append(("budget", "a sweep cannot end in time. Write train.steps or budget.tokens, of each member."))
+    return [*mistakes, *misfits(config, "a sweep")]
+
+
+def _of_over(config: RunSections, recipe: str, *, free: str | None = None) -> list[tuple[str, str]]:
+    """Mistakes in `sweep.over`; keys that begin with `free` may differ although members of a sweep share them."""
     over = config.sweep.over
-    refused = {key: member_runs.refusal(config, key, recipe="sweep", over=over) for key in over}
+    judged = [key for key in over if free is None or not key.startswith(free)]
+    refused = {key: member_runs.refusal(config, key, recipe=recipe, over=over) for key in judged}
     mistakes = [(f"sweep.over.{key}", why) for key, why in refused.items() if why]
     if math.prod(map(len, over.values())) < 2:
         mistakes.append(("sweep.over", "needs two members or more, such as {train.learning_rate: [1.0e-4, 1.0e-3]}."))
     if (count := math.prod(map(len, over.values()))) > MOST:
         mistakes.append(("sweep.over", f"{count:,} members; {MOST:,} at most. Write fewer values."))
-    if config.budget.timed:
-        mistakes.append(("budget", "a sweep cannot end in time. Write train.steps or budget.tokens, of each member."))
-    return [*mistakes, *misfits(config, "a sweep")]
+    return mistakes
 
 
 def misfits(config: RunSections, recipe: str) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,8 @@ class SweepConfig(Section):
     """Runs of all combinations of some settings."""
 
     over: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
-    """Keys of a run, each with the values it takes: {train.learning_rate: [1.0e-4, 1.0e-3], seed: [0, 1]}.
+    """Keys of a run, each with the values it takes: {train.learning_rate: [1.0e-4, 1.0e-3], seed: [0, 1]}. Of recipe
+    crossval, also model.id: cross-validations over the same folds, one after another, and their blend.
 
     The members are all combinations, the last key changing fastest. `seed` decides an adapter's initial values and the
     order of its rows; which rows are held out depends on the run's own seed, so that all members are measured alike.

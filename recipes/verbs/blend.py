@@ -1,0 +1,70 @@
+"""`workbench blend`: several cross-validations over the same folds as one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from workbench.errors import ConfigError
+from workbench.recipes.over import blend
+from workbench.recipes.over.blend import TITLES, Blended
+from workbench.recipes.verbs.evaluate import asked_config
+from workbench.runs import run_directory
+from workbench.runs.trust import Trust
+from workbench.training.callbacks import SILENT, Callback
+
+OVERRIDES = ("evaluate.metric", "evaluate.better")
+
+
+def blend_runs(
+    runs: Sequence[Path | str],
+    overrides: Sequence[str] = (),
+    *,
+    out: Path | str,
+    merge: str = "auto",
+    trust: bool = False,
+    callback: Callback = SILENT,
+) -> Blended:
+    """Write several cross-validations over the same folds as one run, which answers with all of them.
+
+    Args:
+        runs: Run directories of recipe crossval, over any backbones, of texts, pictures or both.
+        overrides: `evaluate.metric=NAME`, by which weights are chosen and judged, and `evaluate.better`.
+        out: Run directory to write; it must not exist.
+        merge: How parts become one answer: mean, greedy, convex, stacking, or auto, which keeps what is better out of
+            fold than the best part and than equal weights.
+        trust: Execute the Python code that the runs' config.yaml name.
+        callback: Shows the stages.
+
+    Returns:
+        The blend that was `kept`, its `scores`, and what each of the `parts` is worth.
+
+    Raises:
+        ConfigError: The runs differ in rows, folds or classes, or are no finished cross-validations of labels.
+
+    Examples:
+        >>> import workbench
+        >>> words = ["data.limit=200", "data.test=null", "train.steps=2", "folds.k=2", "classes.every_class=false"]
+        >>> runs = [f"runs/seed{seed}" for seed in (0, 1)]
+        >>> for seed, run in enumerate(runs):
+        ...     own = [*words, f"seed={seed}", "data.seed=0"]
+        ...     _ = workbench.run("crossval/quickstart", own, out=run, quiet=True)
+        >>> blended = workbench.blend(runs, out="runs/both")
+        >>> [str(part.run) for part in blended.parts]
+        ['runs/seed0', 'runs/seed1']
+    """
+    path = Path(out)
+    if merge != "auto" and merge not in TITLES:
+        raise ConfigError(f"--merge {merge}: expected auto, {', '.join(TITLES)}.")
+    if path.exists():
+        raise ConfigError(f"{path} exists already. Name another folder, or delete it first.")
+    if other := [word for word in overrides if word.partition("=")[0] not in OVERRIDES]:
+        raise ConfigError(f"{other[0]}: a blend takes its parts as they are, and {' and '.join(OVERRIDES)} alone.")
+    parts = blend.read_parts([Path(run) for run in runs], trust=Trust(trust))
+    config = asked_config(parts[0].run, overrides, verb="blend", trust=trust)
+    config = config.model_copy(update={"folds": config.folds.model_copy(update={"refit": False})})
+    run = run_directory.start(path, config, resume=False)
+    try:
+        return blend.write(run, config, parts, merge=merge, callback=callback)
+    finally:
+        run.close()
