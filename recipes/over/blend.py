@@ -190,7 +190,7 @@ def _values(labels: Labels, table: pd.DataFrame) -> Floats:
     return np.asarray(table[columns], dtype=np.float64)
 
 
-def write(run: Run, config: RunConfig, parts: Sequence[Part], *, merge: str, callback: Callback) -> Blended:
+def write(run: Run, config: RunConfig, parts: Sequence[Part], *, way: str, callback: Callback) -> Blended:
     """Choose how the parts become one answer, and write all files of the blend."""
     first = parts[0]
     labels, once = replace(first.labels, metric=config.evaluate.judge), first.table.loc[[first.table.index[0][0]]]
@@ -201,8 +201,8 @@ def write(run: Run, config: RunConfig, parts: Sequence[Part], *, merge: str, cal
     values_PNC = np.stack([_values(labels, each.table).reshape(repeats, len(once), -1).mean(0) for each in parts])
     chosen_metric.require(labels, labels.true(targets_NC), rows="out-of-fold")
     data = JudgedLabels(labels, targets_NC, cluster_N)
-    log = stage_log(run, data, callback, merge=merge)
-    kept, values_NC = choose(log, [str(each.run) for each in parts], values_PNC, fold_N, merge=merge)
+    log = stage_log(run, data, callback, way=way)
+    kept, values_NC = choose(log, [str(each.run) for each in parts], values_PNC, fold_N, way=way)
     judged = partial(blends.out_of_fold, kept.how, labels, targets_NC=targets_NC, fold_N=fold_N)
     worth = []
     for place, part in enumerate(parts):
@@ -241,13 +241,13 @@ def write(run: Run, config: RunConfig, parts: Sequence[Part], *, merge: str, cal
     return Blended(kept, TITLES.get(kept.how, "The best part alone"), scores, worth)
 
 
-def stage_log(run: Run, data: JudgedLabels, callback: Callback, *, merge: str) -> StageLog:
-    """The books of a blend; without a way to `merge`, those that fit something share the error rate."""
-    return StageLog(run, data, callback, gates=len(TITLES) - 1 if merge == "auto" else 1)
+def stage_log(run: Run, data: JudgedLabels, callback: Callback, *, way: str) -> StageLog:
+    """The books of a blend; without a `way`, those that fit something share the error rate."""
+    return StageLog(run, data, callback, gates=len(TITLES) - 1 if way == "auto" else 1)
 
 
 def choose(
-    log: StageLog, names: Sequence[str], values_PNC: Floats, fold_N: NDArray[Any], *, merge: str
+    log: StageLog, names: Sequence[str], values_PNC: Floats, fold_N: NDArray[Any], *, way: str
 ) -> tuple[Blend, Floats]:
     """The blend that stays, and its values (N, C) out of fold, each fold's by what was fitted to the others.
 
@@ -259,14 +259,14 @@ def choose(
     kept, values_NC = blends.fit("best", labels, values_PNC, targets_NC), judged("best")
     best = Path(names[int(kept.weights_P.argmax())]).name
     log.begin("best", f"Best part: {best}", Predictions(values_NC, None))
-    for how in (how for how in HOWS[1:] if merge in ("auto", how)):
+    for how in (how for how in HOWS[1:] if way in ("auto", how)):
         tried, tried_NC = blends.fit(how, labels, values_PNC, targets_NC), judged(how)
         weights = dict(zip(names, tried.weights_P.tolist(), strict=True))
         if log.offer(
             *(how, TITLES[how], Predictions(tried_NC, None), {} if tried.coef_CF is not None else {"weights": weights}),
             sure=0.0 if how == "mean" else gains.SURE,
-            forced=merge == how,
-            otherwise=f"Write `--merge {how}` to keep it.",
+            forced=way == how,
+            otherwise=f"Write `--way {how}` to keep it.",
         ):
             kept, values_NC = tried, tried_NC
     if labels.kind == "number" or kept.coef_CF is not None:

@@ -117,7 +117,7 @@ def _blended(config: RunConfig, run: Run, callback: Callback) -> Scores:
     from workbench.recipes.over import blend  # with pandas, as below
 
     parts = blend.read_parts([run.path / "members" / trial.name for trial in trials], trust=Trust(given=True))
-    return blend.write(run, config, parts, merge="auto", callback=callback).scores
+    return blend.write(run, config, parts, way="auto", callback=callback).scores
 
 
 def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: FoldData) -> FrozenProbe | None:

@@ -21,7 +21,7 @@ def blend_runs(
     overrides: Sequence[str] = (),
     *,
     out: Path | str,
-    merge: str = "auto",
+    way: str = "auto",
     trust: bool = False,
     callback: Callback = SILENT,
 ) -> Blended:
@@ -31,7 +31,7 @@ def blend_runs(
         runs: Run directories of recipe crossval, over any backbones, of texts, pictures or both.
         overrides: `evaluate.metric=NAME`, by which weights are chosen and judged, and `evaluate.better`.
         out: Run directory to write; it must not exist.
-        merge: How parts become one answer: mean, greedy, convex, stacking, or auto, which keeps what is better out of
+        way: How parts become one answer: mean, greedy, convex, stacking, or auto, which keeps what is better out of
             fold than the best part and than equal weights.
         trust: Execute the Python code that the runs' config.yaml name.
         callback: Shows the stages.
@@ -54,8 +54,8 @@ def blend_runs(
         ['runs/seed0', 'runs/seed1']
     """
     path = Path(out)
-    if merge != "auto" and merge not in TITLES:
-        raise ConfigError(f"--merge {merge}: expected auto, {', '.join(TITLES)}.")
+    if way != "auto" and way not in TITLES:
+        raise ConfigError(f"--way {way}: expected auto, {', '.join(TITLES)}.")
     if path.exists():
         raise ConfigError(f"{path} exists already. Name another folder, or delete it first.")
     if other := [word for word in overrides if word.partition("=")[0] not in OVERRIDES]:
@@ -65,6 +65,6 @@ def blend_runs(
     config = config.model_copy(update={"folds": config.folds.model_copy(update={"refit": False})})
     run = run_directory.start(path, config, resume=False)
     try:
-        return blend.write(run, config, parts, merge=merge, callback=callback)
+        return blend.write(run, config, parts, way=way, callback=callback)
     finally:
         run.close()

@@ -43,6 +43,7 @@ def parts() -> list[Any]:
     return [*networks, *(make_pipeline(each, LogisticRegression(C=3, max_iter=300)) for each in kernels)]
 
 
+COLUMNS = ["set", "shuffled", "way", "change", "sure"]
 NAMES = ["network 0", "network 1", "kernel 0", "kernel 1"]
 
 
@@ -81,8 +82,8 @@ def case(
         fitted = {str(how): blends.fit(how, labels, oof_PNC, targets_NC) for how in HOWS}
         with tempfile.TemporaryDirectory() as aside:
             data = JudgedLabels(labels, targets_NC, np.arange(rows))
-            log = blend.stage_log(Run(Path(aside), None, resumed=False), data, SILENT, merge="auto")
-            fitted["kept"], _ = blend.choose(log, NAMES, oof_PNC, fold_N, merge="auto")
+            log = blend.stage_log(Run(Path(aside), None, resumed=False), data, SILENT, way="auto")
+            fitted["kept"], _ = blend.choose(log, NAMES, oof_PNC, fold_N, way="auto")
         before_TC = fitted["best"].values(labels, test_PTC)
         found = {
             how: gains.gain(labels, before_TC, each.values(labels, test_PTC), targets_TC)
@@ -107,8 +108,10 @@ def main() -> None:
             for seed in range(asked.seeds):
                 for how, found in case(rows_ND, class_N, rows, seed, shuffled=shuffled).items():
                     records.append((name, shuffled, how, *found))
-        print(name, flush=True)
-    table = pd.DataFrame(records, columns=["set", "shuffled", "way", "change", "sure"])
+        done = pd.DataFrame(records, columns=COLUMNS)
+        means = done[done["set"] == name].groupby(["set", "shuffled", "way"], sort=False)["change"].mean()
+        print(means.round(4).to_string(), flush=True)
+    table = pd.DataFrame(records, columns=COLUMNS)
     real, null = table[~table["shuffled"]], table[table["shuffled"]]
     print("\nchange of the test loss; `best` is the loss of the part that is best out of fold")
     print(real.pivot_table("change", "set", "way", sort=False).round(4).to_string())

@@ -578,7 +578,7 @@ def combine(
 def blend(
     runs: Annotated[list[str], typer.Argument(help="Cross-validations over the same folds; evaluate.metric=NAME.")],
     out: Annotated[Path, typer.Option(help="Run directory to write.")],
-    merge: Annotated[str, typer.Option(help="auto, mean, greedy, convex or stacking.")] = "auto",
+    way: Annotated[str, typer.Option(help="auto, mean, greedy, convex or stacking.")] = "auto",
     trust: Trusted = False,
 ) -> None:
     """Make one run of several cross-validations. Weights are judged out of fold, and so is what each part is worth."""
@@ -590,7 +590,7 @@ def blend(
     words = [word for word in runs if "=" in word and not Path(word).is_dir()]
     parts = [word for word in runs if word not in words]
     with Terminal() as terminal:
-        blended = blend_runs(parts, words, out=out, merge=merge, trust=trust, callback=terminal)
+        blended = blend_runs(parts, words, out=out, way=way, trust=trust, callback=terminal)
     render.blended(blended, out)
 
 

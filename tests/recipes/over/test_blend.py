@@ -51,7 +51,7 @@ def test_a_competition_takes_four_commands(tmp_path: Path, monkeypatch: pytest.M
     command(monkeypatch, "init", folder, *short, "correction={}", "sweep.over={seed: [0, 1]}", "--memory", "8GB")
     command(monkeypatch, "run", "shapes.yaml", "--out", "runs/shapes")
     parts = sorted(Path("runs/shapes/members").iterdir())
-    command(monkeypatch, "blend", *parts, "--merge", "mean", "--out", "runs/both")
+    command(monkeypatch, "blend", *parts, "--way", "mean", "--out", "runs/both")
     command(
         monkeypatch,
         *("predict", "runs/both", folder / "test.csv", "--like", folder / "sample_submission.csv"),
@@ -59,7 +59,7 @@ def test_a_competition_takes_four_commands(tmp_path: Path, monkeypatch: pytest.M
     )
     found = pd.read_csv("submission.csv", dtype={"id": str})
     assert list(found.columns) == ["id", "bar", "circle", "square"] and list(found["id"]) == order
-    np.testing.assert_allclose(found.iloc[:, 1:].sum(1), 1, atol=1e-6)
+    np.testing.assert_allclose(found.iloc[:, 1:].sum(axis=1), 1, atol=1e-6)
     right = found.set_index("id").idxmax(axis=1)[[id for id, _ in lines["test"]]]
     assert (right.to_numpy() == [shape for _, shape in lines["test"]]).mean() > 0.6
     # The run of the sweep is a blend too, and both are moved with their parts.
@@ -90,7 +90,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_a_blend_answers_as_it_says(runs: dict[str, Path], tmp_path: Path) -> None:
-    blended = workbench.blend([runs["one"], runs["two"]], out=tmp_path / "both", merge="mean")
+    blended = workbench.blend([runs["one"], runs["two"]], out=tmp_path / "both", way="mean")
     test, names = runs["one"].parent / "test.jsonl", ["p_rain", "p_snow", "p_sun"]
     each = [workbench.predict(runs[name], str(test)).table[names].to_numpy() for name in ("one", "two")]
     told = workbench.predict(tmp_path / "both", str(test)).table
@@ -160,7 +160,7 @@ def test_a_blend_leaves_its_parts_as_they_are(runs: dict[str, Path], tmp_path: P
 
 def test_a_part_that_is_gone_or_changed_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
     parts = [Path(shutil.copytree(runs[name], tmp_path / name)) for name in ("one", "two")]
-    workbench.blend(parts, out=tmp_path / "both", merge="mean")
+    workbench.blend(parts, out=tmp_path / "both", way="mean")
     test = str(runs["one"].parent / "test.jsonl")
     weights = next((tmp_path / "two").rglob("adapter_model.safetensors"))
     content = weights.read_bytes()
