@@ -44,14 +44,10 @@ def blend_runs(
 
     Examples:
         >>> import workbench
-        >>> words = ["data.limit=200", "data.test=null", "train.steps=2", "folds.k=2", "classes.every_class=false"]
-        >>> runs = [f"runs/seed{seed}" for seed in (0, 1)]
-        >>> for seed, run in enumerate(runs):
-        ...     own = [*words, f"seed={seed}", "data.seed=0"]
-        ...     _ = workbench.run("crossval/quickstart", own, out=run, quiet=True)
-        >>> blended = workbench.blend(runs, out="runs/both")
-        >>> [str(part.run) for part in blended.parts]
-        ['runs/seed0', 'runs/seed1']
+        >>> workbench.blend(["runs/short"], out="runs/both")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        workbench.errors.ConfigError: blend takes two runs or more, over the same folds...
     """
     path = Path(out)
     if way != "auto" and way not in TITLES:

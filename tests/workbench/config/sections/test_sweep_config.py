@@ -153,4 +153,4 @@ def test_mistakes_say_what_to_write(over: dict[str, Any], message: str) -> None:
 
 def test_a_sweep_beside_another_recipe_is_refused() -> None:
     (found,) = mistakes("recipe=sft")
-    assert found.startswith("the recipe: sweep is for recipe=sweep; recipe=sft has none.")
+    assert found.startswith("the recipe: sweep is for recipe=crossval|sweep; recipe=sft has none.")
