@@ -243,7 +243,7 @@ def write(run: Run, config: RunConfig, parts: Sequence[Part], *, way: str, callb
 
 def stage_log(run: Run, data: JudgedLabels, callback: Callback, *, way: str) -> StageLog:
     """The books of a blend; without a `way`, those that fit something share the error rate."""
-    return StageLog(run, data, callback, gates=len(TITLES) - 1 if way == "auto" else 1)
+    return StageLog(run, data, callback, gates=len(TITLES) - 1 if way == "auto" else 1, resumes=False)
 
 
 def choose(
@@ -266,7 +266,7 @@ def choose(
             *(how, TITLES[how], Predictions(tried_NC, None), {} if tried.coef_CF is not None else {"weights": weights}),
             sure=0.0 if how == "mean" else gains.SURE,
             forced=way == how,
-            otherwise=f"Write `--way {how}` to keep it.",
+            how=f"--way {how}",
         ):
             kept, values_NC = tried, tried_NC
     if labels.kind == "number" or kept.coef_CF is not None:

@@ -98,6 +98,11 @@ def _rounded(run: Path, config: RunConfig, reference: RunOutputs, weights: str) 
 def require_one_model(run: Path, config: RunConfig) -> None:
     """Raise ConfigError where a run's adapter cannot be added into one backbone."""
     adapters.require_mergeable(config.adapter)
+    if "parts" in files.read_json(run / "decision.json"):
+        raise ConfigError(
+            f"{run}: a blend is no single model. Teach one adapter what it says: `workbench run distill/ensemble "
+            f"distill.teacher.id={run}`, and merge that."
+        )
     if config.over is not None and config.over.folds and not config.refits:
         raise ConfigError(
             f"{run}: an ensemble of {config.folds.k} folds is no single model. Run again with folds.refit=true, whose "

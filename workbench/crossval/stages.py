@@ -84,6 +84,8 @@ class StageLog:
     gates: int = 1
     keep: Sequence[str] = ()
     """Stages that stay whatever their gain; see `folds.keep`."""
+    resumes: bool = True
+    """Whether the run takes `folds.keep` when it is resumed."""
     stages: list[StageResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -164,6 +166,8 @@ class StageLog:
         """What to write to keep a stage that was refused, for a person."""
         if gain.accepted:
             return ""
+        if not self.resumes:
+            return f" Write `{how}` to keep it all the same." if how else ""
         command = resume_command(self.run.home, how or f"folds.keep=[{', '.join([*self.keep, name])}]")
         return f" To keep it all the same: `{command}`, which trains none of it again."
 

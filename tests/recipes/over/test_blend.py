@@ -18,7 +18,7 @@ from tests.conftest import MINILM, save_tiny
 from tests.recipes.drawings import draw
 from tests.recipes.weather import weather, write
 from workbench.cli.verbs import main
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, ResumeError
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +104,11 @@ def test_a_blend_answers_as_it_says(runs: dict[str, Path], tmp_path: Path) -> No
     stages = json.loads((tmp_path / "both" / "stages.json").read_text())
     assert len(stages["parts"]) == 2 and (tmp_path / "both" / "report.html").exists()
     assert set(json.loads((tmp_path / "both" / "scores.json").read_text())) == {"before", "after", "test"}
+    assert not any("--resume" in stage["why"] for stage in stages["stages"])
+    with pytest.raises(ConfigError, match=r"a blend is no single model.*distill/ensemble"):
+        workbench.merge(tmp_path / "both", out=tmp_path / "merged")
+    with pytest.raises(ResumeError, match="is a blend, which trains nothing"):
+        workbench.run(str(tmp_path / "both" / "config.yaml"), out=tmp_path / "both", resume=True, quiet=True)
 
 
 def test_a_blend_teaches_one_adapter(runs: dict[str, Path], tmp_path: Path) -> None:
