@@ -474,8 +474,9 @@ def _untie(model: PeftModel) -> None:
     for module in backbone.modules():
         if isinstance(module, BaseTunerLayer) and not isinstance(module, TrainableTokensLayer):
             base: Any = module.get_base_layer()
-            if shared[id(getattr(base, "weight", None))] > 1:
-                base.weight = Parameter(base.weight.detach().clone(), requires_grad=False)
+            weight = base._parameters.get("weight")
+            if shared[id(weight)] > 1:
+                base.weight = Parameter(weight.detach().clone(), requires_grad=False)
                 backbone.config.get_text_config().tie_word_embeddings = False
 
 

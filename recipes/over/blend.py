@@ -46,7 +46,7 @@ SHOWN = 3
 """Rows that a message names."""
 
 
-class Part(NamedTuple):
+class BlendPart(NamedTuple):
     """A finished cross-validation."""
 
     run: Path
@@ -85,7 +85,7 @@ class Blended(NamedTuple):
     parts: list[Worth]
 
 
-def read_parts(runs: Sequence[Path], *, trust: Trust) -> list[Part]:
+def read_parts(runs: Sequence[Path], *, trust: Trust) -> list[BlendPart]:
     """The parts of a blend. It reads rows as the first of them does; those that read pictures come first.
 
     Raises:
@@ -112,7 +112,7 @@ def read_parts(runs: Sequence[Path], *, trust: Trust) -> list[Part]:
     return aligned
 
 
-def _read(run: Path, trust: Trust) -> Part:
+def _read(run: Path, trust: Trust) -> BlendPart:
     config = run_directory.shipped_config(run, trust)
     if not config.crossvalidates:
         folds = config.over is not None and config.over.folds
@@ -127,10 +127,10 @@ def _read(run: Path, trust: Trust) -> Part:
     names = [os.path.basename(place) for place in table["row"]]  # the file may be named from another folder
     once = [place for place, repeat in zip(names, table["repeat"], strict=True) if repeat == table["repeat"].iloc[0]]
     table["place"] = names if len({*once}) == len(once) else table["row"]
-    return Part(run, config, classifier.read_labels(run), table.set_index(["repeat", "place"]))
+    return BlendPart(run, config, classifier.read_labels(run), table.set_index(["repeat", "place"]))
 
 
-def _require_alike(first: Part, other: Part) -> None:
+def _require_alike(first: BlendPart, other: BlendPart) -> None:
     """Refuse parts that learnt other things, or other rows."""
     pair = f"{other.run} and {first.run}"
     if (first.labels.kind, {*first.labels.names}) != (other.labels.kind, {*other.labels.names}):
@@ -145,7 +145,7 @@ def _require_alike(first: Part, other: Part) -> None:
         )
 
 
-def _require_same_rows(first: Part, other: Part) -> None:
+def _require_same_rows(first: BlendPart, other: BlendPart) -> None:
     """Refuse parts with other labels or folds of the same rows."""
     pair, one, two = f"{other.run} and {first.run}", first.table, other.table
     differ = [str(a) != str(b) for a, b in zip(map(_label, two["label"]), map(_label, one["label"]), strict=True)]
@@ -164,7 +164,7 @@ def _require_same_rows(first: Part, other: Part) -> None:
             )
 
 
-def _cure(first: Part, other: Part) -> str:
+def _cure(first: BlendPart, other: BlendPart) -> str:
     """What to write, so that another part has the rows and folds of the first."""
     then, now = first.seeded, other.seeded
     words = [f"{key}={_word(then[key])}" for key in then if then[key] != now[key]]
@@ -190,7 +190,7 @@ def _values(labels: Labels, table: pd.DataFrame) -> Floats:
     return np.asarray(table[columns], dtype=np.float64)
 
 
-def write(run: Run, config: RunConfig, parts: Sequence[Part], *, way: str, callback: Callback) -> Blended:
+def write(run: Run, config: RunConfig, parts: Sequence[BlendPart], *, way: str, callback: Callback) -> Blended:
     """Choose how the parts become one answer, and write all files of the blend."""
     first = parts[0]
     labels, once = replace(first.labels, metric=config.evaluate.judge), first.table.loc[[first.table.index[0][0]]]
@@ -283,7 +283,7 @@ def choose(
     return kept, values_NC
 
 
-def _facts(run: Run, part: Part) -> dict[str, Any]:
+def _facts(run: Run, part: BlendPart) -> dict[str, Any]:
     """Where a part stands as seen from the blend, so that both may be moved together, and what it is."""
     return {"run": os.path.relpath(part.run.resolve(), run.path.resolve()), "files": prediction.digests(part.run)}
 
@@ -295,7 +295,7 @@ def _told(labels: Labels, table: pd.DataFrame, values_NC: Floats) -> pd.DataFram
     return table.assign(predicted=said, **{f"p_{name}": values_NC[:, c] for c, name in enumerate(names)})
 
 
-def _tests(parts: Sequence[Part]) -> list[pd.DataFrame]:
+def _tests(parts: Sequence[BlendPart]) -> list[pd.DataFrame]:
     """What the parts said of their test rows, where these are the same with the same labels; else nothing."""
     if any(each.config.data.test is None for each in parts):
         return []

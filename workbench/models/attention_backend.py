@@ -8,8 +8,7 @@
   units, above all in the backward pass. Here the attention weights are kept for the backward pass, and the products use
   these units. Forward and backward on one core of an Intel Xeon with bfloat16 units, 12 heads of 64, in ms (torch in
   bfloat16 / torch in float32 / here): 5 rows of 120 tokens 24.7 / 11.6 / 6.2; 3 of 207 28.8 / 18.0 / 9.1; 1 of 512 20.6
-  / 26.9 / 16.1. Without gradients torch's kernel is faster, and rounds less: 63 rows of 65 tokens, 5 heads of 32,
-  3.8 and here 6.3; 34 of 120, 12 of 64, 23.8 and 36.2; 9 of 450 34.9 and 106.8.
+  / 26.9 / 16.1.
 - Rows of a server, each with a cache of its own: the tokens of all rows are one batch of T rows of one token, and
   attention computes each row by itself, without padding. So a row's result does not depend on the other rows, not even
   in the last bit.
@@ -102,8 +101,6 @@ def attend_short_rows(
         wide = (query.float(), key.float(), value.float(), mask)
         output, nothing = sdpa_attention_forward(module, *wide, position_bias=bias, **settings)
         return output.to(query.dtype), nothing
-    if not torch.is_grad_enabled():
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
     causal = attention_mask is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if causal:
         added: Tensor | None = torch.full((query.shape[2], key.shape[2]), _LEAST_SCORE).triu_(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ GATES = 6
 
 
 def _log(targets_NC: Any, gates: int = GATES) -> StageLog:
-    run: Any = SimpleNamespace(note=lambda **facts: None, manifest={})
+    run: Any = SimpleNamespace(note=lambda **facts: None, manifest={}, home=Path("runs/one"))
     rows = SimpleNamespace(targets_NC=targets_NC)
     data: Any = SimpleNamespace(labels=LABELS, rows=rows, cluster_N=np.arange(len(targets_NC)), test=None)
     return StageLog(run, data, Silent(), gates)
