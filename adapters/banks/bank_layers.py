@@ -255,8 +255,11 @@ class RoutedLora(Routed, nn.Module, LoraLayer):
             return False
         if type(weight) is not nn.Parameter or weight.dtype != x.dtype:  # quantised, or cut over processes
             return False
-        inputs_and_outputs, many = sum(weight.shape), x[..., 0].numel()
-        return part.many == many and many * inputs_and_outputs > weight.numel()
+        inputs, outputs = (self.in_features or 0), (self.out_features or 0)
+        if weight.numel() != inputs * outputs:  # 4-bit values in the words of a wider type
+            return False
+        many = x[..., 0].numel()
+        return part.many == many and many * (inputs + outputs) > weight.numel()
 
     def _merged(self, x: Tensor, part: _Part) -> Tensor:
         """The outputs by the frozen weight and its update in one, which is made anew for each pass: nothing to undo."""
