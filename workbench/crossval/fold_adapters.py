@@ -475,9 +475,9 @@ def refitted(
     Args:
         passes: Times `train.epochs`.
     """
-    own = run.child("members")
     rows = data.rows
-    if not own.child("refit", of=_digest([(f"{len(rows)} {passes}".encode(), more)])).resumed and run.ranks.first:
+    own = run.child("members").child("all-rows", of=_digest([(f"{len(rows)} {passes}".encode(), more)]))
+    if not own.resumed and run.ranks.first:
         shutil.rmtree(run.adapter, ignore_errors=True)
     for also in (data.past, more):
         rows = rows if also is None else rows.concatenated(also)
