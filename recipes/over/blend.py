@@ -278,7 +278,7 @@ def choose(
         lambda heat, mask_N: ensembles.tempered(labels, values_NC[mask_N], heat),
     )
     heat = ensembles.temperature(labels, outputs_NC, targets_NC)
-    if log.offer("calibration", "Calibration", Predictions(heated_NC, None), {"temperature": heat}, sure=0.0):
+    if log.offer("calibration", "Calibration", Predictions(heated_NC, None), {"temperature": heat}, sure=0.0, how=None):
         return replace(kept, temperature=heat), heated_NC
     return kept, values_NC
 

@@ -29,7 +29,7 @@ from workbench.evaluation.frozen_features import FrozenProbe
 from workbench.models import backbones, classifier
 from workbench.recipes.over import crossval_stages, member_results
 from workbench.recipes.over.crossval_stages import CrossvalContext
-from workbench.runs import provenance
+from workbench.runs import provenance, run_directory
 from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
 from workbench.runs.trust import Trust
@@ -65,7 +65,8 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     scored = ResultStore(run.path if run.ranks.first else None, callback.stop_requested, ranks=together)
     fold_context = FoldContext(config, data.labels, reader, rows=rows, placement=placement, scored=scored)
     gates = CrossvalContext.gates(config, data, known, views)
-    log = StageLog(run, data, callback, gates, config.folds.keep)
+    resumes = run_directory.whole(run.home) == run.home and not config.budget.timed
+    log = StageLog(run, data, callback, gates, config.folds.keep, resumes)
     context = CrossvalContext(fold_context, run, data, members, known, log, callback)
 
     # What the backbone knows already, in a small share of the time; nothing of it enters the training, which it follows

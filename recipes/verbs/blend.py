@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,5 +63,8 @@ def blend_runs(
     run = run_directory.start(path, config, resume=False)
     try:
         return blend.write(run, config, parts, way=way, callback=callback)
+    except BaseException:
+        shutil.rmtree(path)
+        raise
     finally:
         run.close()

@@ -58,7 +58,7 @@ def run(
     start_checks.require(config, ranks, memory=not resume and not solved)
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
-    if resume and "parts" in files.read_json(out / "decision.json"):
+    if resume and not config.sweep.over and "parts" in files.read_json(out / "decision.json"):
         raise ResumeError(f"{out} is a blend, which trains nothing. Resume its parts, and blend them again as --out.")
     directory = _entered(out, config.model_copy(update={"data": asked}), resume=resume, ranks=ranks)
     log = log or RunLog()

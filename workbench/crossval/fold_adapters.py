@@ -476,7 +476,8 @@ def refitted(
         passes: Times `train.epochs`.
     """
     rows = data.rows
-    own = run.child("members").child("all-rows", of=_digest([(f"{len(rows)} {passes}".encode(), more)]))
+    labelled = f"{passes}".encode() + rows.lengths.tobytes() + rows.targets_NC.tobytes()
+    own = run.child("members").child("all-rows", of=_digest([(labelled, more)]))
     if not own.resumed and run.ranks.first:
         shutil.rmtree(run.adapter, ignore_errors=True)
     for also in (data.past, more):

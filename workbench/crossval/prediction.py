@@ -36,6 +36,7 @@ OUT_OF_FOLD = "out_of_fold.parquet"
 """File of a run directory: every labelled row, as adapters see it that did not train on it."""
 FILES = ("config.yaml", "classes.json", "decision.json", "neighbours.safetensors")
 """Of a run directory, besides its adapters, those that decide what it answers."""
+_AGAIN = "Put it back, or blend what is there again: workbench blend {} ... --out OTHER"
 
 
 def fold_context(run: Path, config: RunConfig) -> FoldContext:
@@ -92,6 +93,7 @@ def _blended(run: Path, context: FoldContext, rows: LabelledSet, known: Mapping[
         if blend.weights_P[place] == 0:
             continue
         folder = part_folder(run, part)
+        _require_same(run, folder, part)
         own = fold_context(folder, run_directory.shipped_config(folder, context.trust))
         named = [
             NamedColumns(each.row, named_columns(each.row, context.config.data, own.config.data))
@@ -109,15 +111,21 @@ def _blended(run: Path, context: FoldContext, rows: LabelledSet, known: Mapping[
 
 
 def part_folder(run: Path, part: Mapping[str, Any]) -> Path:
-    """The run directory of a part of the blend at `run`; raises ConfigError where it is gone, or no longer the same."""
+    """The run directory of a part of the blend at `run`; raises ConfigError where it is gone, or decided otherwise."""
     folder = Path(os.path.normpath(run / part["run"]))
-    again = f"Put it back, or blend what is there again: workbench blend {folder} ... --out OTHER"
-    if not (folder / "decision.json").exists():
-        raise ConfigError(f"{run}: its part {folder} is not there any more. {again}")
+    decision = folder / "decision.json"
+    if not decision.exists():
+        raise ConfigError(f"{run}: its part {folder} is not there any more. {_AGAIN.format(folder)}")
+    if provenance.digest(decision) != part["files"].get(decision.name):
+        raise ConfigError(f"{run}: its part {folder} has changed since: {decision.name}. {_AGAIN.format(folder)}")
+    return folder
+
+
+def _require_same(run: Path, folder: Path, part: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a file of a part is no longer what was blended."""
     now = digests(folder)
     if changed := [name for name, digest in part["files"].items() if now.get(name) != digest]:
-        raise ConfigError(f"{run}: its part {folder} has changed since: {changed[0]}. {again}")
-    return folder
+        raise ConfigError(f"{run}: its part {folder} has changed since: {changed[0]}. {_AGAIN.format(folder)}")
 
 
 def digests(run: Path) -> dict[str, str]:

@@ -85,7 +85,7 @@ class StageLog:
     keep: Sequence[str] = ()
     """Stages that stay whatever their gain; see `folds.keep`."""
     resumes: bool = True
-    """Whether the run takes `folds.keep` when it is resumed."""
+    """Whether the run, once it is done, can be resumed with other choices."""
     stages: list[StageResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -128,12 +128,12 @@ class StageLog:
         least: float = 0.0,
         sure: float = gains.SURE,
         forced: bool = False,
-        how: str = "",
+        how: str | None = "",
     ) -> bool:
         """Whether a stage stays: it does where out-of-fold rows say that it helps, or where it is `forced` or named.
 
         Args:
-            how: The `key=value` that keeps it, where that is not `folds.keep`.
+            how: The `key=value` that keeps it, where that is not `folds.keep`; None: nothing does.
         """
         stage_gain = gains.gain(
             self.data.labels,
@@ -162,14 +162,14 @@ class StageLog:
         named = name in self.keep or name.partition(" ")[0] in self.keep
         return replace(gain, accepted=True, kept=True) if gain.reason and (forced or named) else gain
 
-    def _to_keep(self, name: str, gain: Gain, how: str = "") -> str:
+    def _to_keep(self, name: str, gain: Gain, how: str | None = "") -> str:
         """What to write to keep a stage that was refused, for a person."""
-        if gain.accepted:
+        if gain.accepted or how is None:
             return ""
+        word = how or f"folds.keep=[{', '.join([*self.keep, name])}]"
         if not self.resumes:
-            return f" Write `{how}` to keep it all the same." if how else ""
-        command = resume_command(self.run.home, how or f"folds.keep=[{', '.join([*self.keep, name])}]")
-        return f" To keep it all the same: `{command}`, which trains none of it again."
+            return f" Write `{word}` in a new run to keep it all the same."
+        return f" To keep it all the same: `{resume_command(self.run.home, word)}`, which trains none of it again."
 
     def abstain(self, name: str, title: str, facts: Facts, *, why: str, sure: float = gains.SURE) -> None:
         """A stage that had nothing to offer; its share of the error rate is spent."""

@@ -90,7 +90,7 @@ class Run:
             of: What it is made from, such as a digest of its rows; what was made from another one is removed.
         """
         first, _, rest = name.partition("/")
-        return self.child(first).child(rest) if rest else self._opened(name, self.path, self.ranks, of)
+        return self.child(first).child(rest, of=of) if rest else self._opened(name, self.path, self.ranks, of)
 
     def own(self, name: str) -> Run:
         """A child that this process trains alone: it writes to the run's directory, whichever rank this is."""

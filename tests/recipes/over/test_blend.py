@@ -18,7 +18,7 @@ from tests.conftest import MINILM, save_tiny
 from tests.recipes.drawings import draw
 from tests.recipes.weather import weather, write
 from workbench.cli.verbs import main
-from workbench.errors import ConfigError, ResumeError
+from workbench.errors import ConfigError, ResumeError, WorkbenchError
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +51,9 @@ def test_a_competition_takes_four_commands(tmp_path: Path, monkeypatch: pytest.M
     command(monkeypatch, "init", folder, *short, "correction={}", "sweep.over={seed: [0, 1]}", "--memory", "8GB")
     command(monkeypatch, "run", "shapes.yaml", "--out", "runs/shapes")
     parts = sorted(Path("runs/shapes/members").iterdir())
+    for part in parts:  # members are not resumed, so that nobody is told to
+        told = json.loads((part / "stages.json").read_text())["stages"]
+        assert not any("--resume" in stage["why"] for stage in told)
     command(monkeypatch, "blend", *parts, "--way", "mean", "--out", "runs/both")
     command(
         monkeypatch,
@@ -104,11 +107,28 @@ def test_a_blend_answers_as_it_says(runs: dict[str, Path], tmp_path: Path) -> No
     stages = json.loads((tmp_path / "both" / "stages.json").read_text())
     assert len(stages["parts"]) == 2 and (tmp_path / "both" / "report.html").exists()
     assert set(json.loads((tmp_path / "both" / "scores.json").read_text())) == {"before", "after", "test"}
-    assert not any("--resume" in stage["why"] for stage in stages["stages"])
+    assert not any("--resume" in stage["why"] or "folds.keep" in stage["why"] for stage in stages["stages"])
     with pytest.raises(ConfigError, match=r"a blend is no single model.*distill/ensemble"):
         workbench.merge(tmp_path / "both", out=tmp_path / "merged")
     with pytest.raises(ResumeError, match="is a blend, which trains nothing"):
         workbench.run(str(tmp_path / "both" / "config.yaml"), out=tmp_path / "both", resume=True, quiet=True)
+
+
+def test_a_blend_that_cannot_be_leaves_no_folder(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(WorkbenchError, match="rmse"):
+        workbench.blend([runs["one"], runs["two"]], ["evaluate.metric=rmse"], out=tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+
+
+def test_a_blend_of_itself_is_told(runs: dict[str, Path], tmp_path: Path) -> None:
+    """A foreign folder may name anything as its part."""
+    workbench.blend([runs["one"], runs["two"]], out=tmp_path / "both")
+    decision = tmp_path / "both" / "decision.json"
+    told = json.loads(decision.read_text())
+    told["parts"][0]["run"] = "."
+    decision.write_text(json.dumps(told))
+    with pytest.raises(ConfigError, match=r"has changed since: decision\.json"):
+        workbench.predict(tmp_path / "both", str(runs["one"].parent / "test.jsonl"))
 
 
 def test_a_blend_teaches_one_adapter(runs: dict[str, Path], tmp_path: Path) -> None:

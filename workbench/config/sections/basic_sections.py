@@ -460,11 +460,11 @@ class EvaluateConfig(Section):
     (of texts), where every device has all weights. At most as many as `answers` but in reinforce; never changes the
     training. 0: none."""
     metric: Annotated[str, NamesCode(metrics.is_code, beside=("better",))] | None = None
-    """The score that decides in place of the held-out loss: early stopping, the best checkpoint, search, sweep and the
-    report's first sentence follow it. accuracy, macro_f1, micro_f1, weighted_f1, roc_auc and average_precision (one
-    class against the rest), log_loss, mcc, qwk (quadratic weighted kappa), map@3, mae, rmse, r2, spearman, or a
-    function of your own in a Python file, FILE.py:FUNCTION. Recipes classify and crossval of it. null: the
-    held-out loss."""
+    """The score that decides in place of the held-out loss: early stopping, the best checkpoint, search, sweep, stages
+    of a cross-validation, blends and the report's first sentence follow it. accuracy, macro_f1, micro_f1, weighted_f1,
+    roc_auc and average_precision (one class against the rest), log_loss, mcc, qwk (quadratic weighted kappa), map@3,
+    mae, rmse, r2, spearman, or a function of your own in a Python file, FILE.py:FUNCTION. Recipes classify and crossval
+    of it. null: the held-out loss."""
     better: Literal["higher", "lower"] | None = None
     """Which values of a function of your own are better; null: higher."""
     patience: Annotated[PositiveInt | None, Unit("evaluations")] = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,6 @@ from workbench.data.text.quality import cleaning
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.data.text.quality.rules import RowText
 from workbench.errors import DataError
-
-if TYPE_CHECKING:
-    pass
 
 
 def split_off(source: RecordSource, config: RunConfig, path: str) -> tuple[RecordSource, RecordSource]:

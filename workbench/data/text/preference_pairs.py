@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +34,6 @@ from workbench.data.text.tokenized import SCHEMA, Emptied, EncodedChunk
 from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.errors import DataError
 from workbench.runs.files import cache_folder
-
-if TYPE_CHECKING:
-    pass
 
 _SAME = "Remove the row, or write data.on_bad_row=skip to leave out such rows and count them."
 

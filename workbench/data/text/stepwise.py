@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,6 @@ from workbench.data.text.formats import Conversion, Example, Reader, answered
 from workbench.data.text.row_encoder import WrappedEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError, WorkbenchError
-
-if TYPE_CHECKING:
-    pass
 
 
 def convert(separator: str, labelled: bool, name: str, place: str, columns: Mapping[str, Any]) -> Example:
