@@ -65,8 +65,8 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     scored = ResultStore(run.path if run.ranks.first else None, callback.stop_requested, ranks=together)
     fold_context = FoldContext(config, data.labels, reader, rows=rows, placement=placement, scored=scored)
     gates = CrossvalContext.gates(config, data, known, views)
-    resumes = run_directory.whole(run.home) == run.home and not config.budget.timed
-    log = StageLog(run, data, callback, gates, config.folds.keep, resumes)
+    alone = run_directory.whole(run.home) == run.home  # a member is not resumed
+    log = StageLog(run, data, callback, gates, config.folds.keep, resumes=alone)
     context = CrossvalContext(fold_context, run, data, members, known, log, callback)
 
     # What the backbone knows already, in a small share of the time; nothing of it enters the training, which it follows

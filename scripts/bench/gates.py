@@ -1,20 +1,23 @@
 """How often the gates of a cross-validation accept a stage that changes nothing, and should by no more than they say.
 
-    python scripts/bench/gates.py [--rows 50 100 300 1000] [--draws 1000]
+    python scripts/bench/gates.py [--rows 50 100 300 1000] [--draws 1000] [--gates NAME ...]
 
 Each draw has labels of known probabilities and predictions that are as far from these before as after, or farther
 after: adapters trained again (pseudo-labels, drop_suspects), weights of members that are alike (combination), and views
-that know nothing. Nominal: 0.025. Calibration is kept for any fall of the loss, by calibrated predictions too.
+that know nothing. A gate that follows `evaluate.metric` takes a second a draw, and gets a fifth of the draws. Nominal:
+0.025. Calibration is kept for any fall of the loss, by calibrated predictions too.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
+from workbench.config.sections import metrics
 from workbench.config.sections.tta_config import TtaConfig
 from workbench.crossval import ensembles, gains, tta
 from workbench.crossval.ensembles import Combiner, OutOfFold
@@ -36,6 +39,13 @@ def retrained(chance: Chance, rows: int, sharp: float) -> gains.Gain:
     logits_NC, hot_NC = labelled(chance, rows, sharp)
     a_NC, b_NC = (CLASSES.values(logits_NC + sharp / 2 * chance.normal(size=logits_NC.shape)) for _ in range(2))
     return gains.gain(CLASSES, a_NC, b_NC, hot_NC)
+
+
+def judged_by_metric(chance: Chance, rows: int, sharp: float) -> gains.Gain:
+    """The same two adapters, judged by a score in place of the loss."""
+    logits_NC, hot_NC = labelled(chance, rows, sharp)
+    a_NC, b_NC = (CLASSES.values(logits_NC + sharp / 2 * chance.normal(size=logits_NC.shape)) for _ in range(2))
+    return gains.gain(replace(CLASSES, metric=metrics.choice("macro_f1", None)), a_NC, b_NC, hot_NC)
 
 
 def combination(chance: Chance, rows: int, sharp: float) -> gains.Gain:
@@ -73,18 +83,20 @@ def calibration(chance: Chance, rows: int, sharp: float) -> gains.Gain:
 
 GATES: dict[str, Callable[[Chance, int, float], gains.Gain]] = {
     "retrained": retrained,
+    "judged_by_metric": judged_by_metric,
     "combination": combination,
     "views": views,
     "calibration (any fall)": calibration,
 }
 
 
-def shares(rows: int, draws: int) -> list[dict[str, object]]:
+def shares(rows: int, draws: int, gates: Sequence[str]) -> list[dict[str, object]]:
     """Accepted shares of each gate, for predictions that are unsure (sharp 1) and sure (4)."""
     records: list[dict[str, object]] = []
-    for gate, judge in GATES.items():
+    for gate in gates:
+        judge, count = GATES[gate], draws // 5 if GATES[gate] is judged_by_metric else draws
         for sharp in (1.0, 4.0):
-            found = [judge(np.random.default_rng([rows, draw]), rows, sharp) for draw in range(draws)]
+            found = [judge(np.random.default_rng([rows, draw]), rows, sharp) for draw in range(count)]
             share = float(np.mean([each.accepted for each in found]))
             records.append({"gate": gate, "sharp": sharp, "rows": rows, "accepted": share})
     return records
@@ -95,8 +107,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[50, 100, 300, 1000])
     parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--gates", nargs="+", choices=GATES, default=list(GATES))
     asked = parser.parse_args()
-    table = pd.DataFrame([record for rows in asked.rows for record in shares(rows, asked.draws)])
+    table = pd.DataFrame([record for rows in asked.rows for record in shares(rows, asked.draws, asked.gates)])
     print(table.pivot_table("accepted", ["gate", "sharp"], "rows", sort=False).round(4).to_string())
     print(f"nominal 0.025, standard error {(0.025 * 0.975 / asked.draws) ** 0.5:.4f}")
 

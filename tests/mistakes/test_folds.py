@@ -56,6 +56,12 @@ CASES = {
         "folds.k=11: the class `cat` has only 10 row(s)", "folds.k=10", "folds.k=11"
     ),
     "more folds than groups": Case("the 20 rows form only 2 groups", "Write folds.k=2", "folds.group=who"),
+    "a stage without a name": Case(
+        "no stage is called `views`", "Write calibration, drop_suspects, pseudo_label, tta", "folds.keep=[views]"
+    ),
+    "a stage that does not run": Case(
+        "folds.keep names tta, consensus, which this run does not have", "Leave it out", "'folds.keep=[tta,consensus]'"
+    ),
     "near-duplicates": Case(
         "form only", "near-duplicates, which duplicates.on_duplicate=ignore", "duplicates.on_duplicate=together"
     ),

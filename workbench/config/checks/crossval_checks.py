@@ -37,7 +37,22 @@ def mistakes(config: RunSections) -> Iterator[str]:
             "data.decontaminate has nothing to compare: recipe crossval holds no rows out, and names no data.test. "
             "Name evaluation files in data.decontaminate.against."
         )
+    if idle := idle_stages(config):
+        yield f"folds.keep names {', '.join(idle)}, which this run does not have. Leave it out, or ask for the stage."
     yield from _of_choice(config)
+
+
+def idle_stages(config: RunSections) -> list[str]:
+    """Stages that `folds.keep` names and that do not run."""
+    runs = {"pseudo_label": config.pseudo_label.unlabelled is not None, "tta": bool(config.tta.views)}
+    if config.crossvalidates:
+        runs |= {
+            "calibration": config.ensemble.calibrate and config.classes.kind != "number",
+            "drop_suspects": config.data.drop_suspects,
+            "correction": config.correction.is_on,
+            "consensus": config.ensemble.consensus,
+        }
+    return [name for name in config.folds.keep if not runs.get(name.partition(" ")[0], False)]
 
 
 def _of_one_set(data: DataConfig) -> Iterator[str]:

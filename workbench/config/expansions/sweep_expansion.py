@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import task_facts
-from workbench.config.checks import row_checks
+from workbench.config.checks import crossval_checks, row_checks
 from workbench.config.expansions import distill_expansion, member_runs
 from workbench.config.expansions.member_runs import Run, Trial
 from workbench.config.sections.run_sections import RunSections
@@ -114,6 +114,8 @@ def _fold_misfits(config: RunSections) -> Iterator[tuple[str, str]]:
             yield "pseudo_label", "names no rows without labels. Write pseudo_label.unlabelled=FILE, or leave it out."
         if config.folds.time is not None:
             yield "folds.time", "trains on the past alone, and pseudo_label would look at later rows. Leave one out."
+    if idle := crossval_checks.idle_stages(config):
+        yield "folds.keep", f"names {', '.join(idle)}, which this run does not have. Leave it out."
     for name in type(alike).model_fields:
         if name not in ("on_duplicate", "threshold") and alike.differs(name):
             yield f"duplicates.{name}", f"is for rows with one label each. With {of} leave it out."

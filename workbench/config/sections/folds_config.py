@@ -5,9 +5,10 @@ workbench/data/folds/ and workbench/crossval/ensembles.py carry it out.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+import re
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from workbench.schema import MayExecute, Section, Unit
 
@@ -59,9 +60,13 @@ class DuplicatesConfig(Section):
         return self.size if self.size != "auto" else 4 if self.shingle == "characters" else 3
 
 
-StageName: TypeAlias = Annotated[
-    str, Field(pattern=r"^(calibration|drop_suspects|pseudo_label( [1-9])?|tta|correction|consensus)$")
-]
+STAGES = ("calibration", "drop_suspects", "pseudo_label", "tta", "correction", "consensus")
+
+
+def _stage(name: str) -> str:
+    if name not in STAGES and not re.fullmatch("pseudo_label [1-9]", name):
+        raise ValueError(f"no stage is called `{name}`. Write {', '.join(STAGES)}, or a round such as pseudo_label 1.")
+    return name
 
 
 class FoldsConfig(Section):
@@ -91,7 +96,7 @@ class FoldsConfig(Section):
     every_class: bool = True
     """Each fold must validate every class; false accepts folds that lack one with too few rows or groups."""
 
-    keep: list[StageName] = Field(default_factory=list)
+    keep: list[Annotated[str, AfterValidator(_stage)]] = Field(default_factory=list)
     """Stages that stay although out-of-fold rows do not say that they help, by the names in stages.json: `tta`,
     `correction`, `pseudo_label 1`, or `pseudo_label` for every round. A finished run takes it, too, when it is resumed:
     what was computed is kept."""
