@@ -111,7 +111,8 @@ def main() -> None:
     asked = parser.parse_args()
     table = pd.DataFrame([record for rows in asked.rows for record in shares(rows, asked.draws, asked.gates)])
     print(table.pivot_table("accepted", ["gate", "sharp"], "rows", sort=False).round(4).to_string())
-    print(f"nominal 0.025, standard error {(0.025 * 0.975 / asked.draws) ** 0.5:.4f}")
+    error, fewer = ((0.025 * 0.975 / draws) ** 0.5 for draws in (asked.draws, asked.draws // 5))
+    print(f"nominal 0.025, standard error {error:.4f}, of judged_by_metric {fewer:.4f}")
 
 
 if __name__ == "__main__":

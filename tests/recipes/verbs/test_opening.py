@@ -16,7 +16,13 @@ RECIPE = "recipe: sft\nmodel: {id: ./mine}\nadapter: {method: dora}\ndata: {trai
 
 def test_the_quickstart_is_told_with_its_time() -> None:
     told = " ".join(opening.sentences("sft/quickstart", []))
-    for word in ("lora", "starter", "fairytaleqa_train.jsonl", "0.5 epochs in steps of 16 rows", "78 s of processor time"):
+    for word in (
+        "lora",
+        "starter",
+        "fairytaleqa_train.jsonl",
+        "0.5 epochs in steps of 16 rows",
+        "78 s of processor time",
+    ):
         assert word in told
 
 
