@@ -229,7 +229,13 @@ class CrossvalContext:
             test_TC = prediction.merged(self.fold_context, folders, fitted, decision, views, self.data.test, test_TC)
         predictions = Predictions(oof_NC, test_TC)
         self.log.judge(
-            "tta", "Test-time augmentation", predictions, decision.facts, gain=decision.gain, why=decision.reason
+            "tta",
+            "Test-time augmentation",
+            predictions,
+            decision.facts,
+            gain=decision.gain,
+            why=decision.reason,
+            passes=decision.passes,
         )
         return decision
 
@@ -271,7 +277,8 @@ class CrossvalContext:
             sure=self.log.sure(),
         )
         gain = self.log.settled(name, gain)
-        self.log.judge(name, title, predictions, facts, gain=gain, why=f"{correction.sentence} {gain.sentence}")
+        why, passes = f"{correction.sentence} {gain.sentence}", 1 + 1 / len(self.members)  # one more of the backbone
+        self.log.judge(name, title, predictions, facts, gain=gain, why=why, passes=passes)
         return KeptCorrection(correction, bank) if gain.accepted else None
 
     def consensus(self) -> None:

@@ -30,7 +30,7 @@ SETTINGS = (
     "data.max_tokens=64",
     "batch.size=16",
     "train.epochs=10",
-    "tta={views: [typos, drop_words], merge: learned}",
+    "tta={views: [typos, drop_words]}",
     "folds.refit=false",
 )
 

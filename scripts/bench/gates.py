@@ -3,9 +3,10 @@
     python scripts/bench/gates.py [--rows 50 100 300 1000] [--draws 1000] [--gates NAME ...]
 
 Each draw has labels of known probabilities and predictions that are as far from these before as after, or farther
-after: adapters trained again (pseudo-labels, drop_suspects), weights of members that are alike (combination), and views
-that know nothing. A gate that follows `evaluate.metric` takes a second a draw, and gets a fifth of the draws. Nominal:
-0.025. Calibration is kept for any fall of the loss, by calibrated predictions too.
+after: adapters trained again (pseudo-labels, drop_suspects), weights of members that are alike (combination), views
+and neighbours that know nothing, and blends of a part with worse ones. A gate that follows `evaluate.metric` takes a
+second a draw, and gets a fifth of the draws. Nominal: 0.025. Calibration is kept for any fall of the loss, by
+calibrated predictions too.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from workbench.config.sections import metrics
+from workbench.config.sections.correction_config import CorrectionConfig
 from workbench.config.sections.tta_config import TtaConfig
-from workbench.crossval import ensembles, gains, tta
+from workbench.crossval import blends, ensembles, gains, neighbour_correction, pseudo_labels, tta
 from workbench.crossval.ensembles import Combiner, OutOfFold
+from workbench.crossval.neighbour_correction import AnsweringRows
 from workbench.data.labelled.labels import Floats, Labels
 
 CLASSES = Labels("one", ("a", "b", "c"))
@@ -59,18 +63,50 @@ def combination(chance: Chance, rows: int, sharp: float) -> gains.Gain:
 
 
 def views(chance: Chance, rows: int, sharp: float) -> gains.Gain:
-    """Learned weights of two views that say what the row says, but for noise of the view's own."""
+    """The mean of two views of the less certain half that say what the row says, but for noise, with a temperature."""
     logits_NC, hot_NC = labelled(chance, rows, sharp)
     noise_VNC = np.stack([0 * logits_NC, *(sharp / 2 * chance.normal(size=(2, *logits_NC.shape)))])
     decision, _ = tta.fit(
-        TtaConfig(views=("lower", "upper"), merge="learned"),
+        TtaConfig(views=("lower", "upper"), uncertain=0.5),
         CLASSES,
         CLASSES.values(logits_NC + noise_VNC),
         hot_NC,
         np.arange(rows) % ensembles.PARTS,
         names=("lower", "upper"),
+        calibrate=True,
     )
     return decision.gain
+
+
+def correction(chance: Chance, rows: int, sharp: float) -> gains.Gain:
+    """Neighbours by features that know nothing of the classes."""
+    logits_NC, hot_NC = labelled(chance, rows, sharp)
+    before_NC = CLASSES.values(logits_NC + sharp / 2 * chance.normal(size=logits_NC.shape))
+    features_ND = chance.normal(size=(rows, 8)).astype(np.float32)
+    features_ND /= np.linalg.norm(features_ND, axis=1, keepdims=True)
+    fold_N, row_N, config = np.arange(rows) % ensembles.PARTS, np.arange(rows), CorrectionConfig(neighbours=5)
+    answers = neighbour_correction.answers(CLASSES, before_NC, hot_NC)
+    asked = {
+        ask: AnsweringRows(neighbour_correction.across_folds(ask, features_ND, fold_N, row_N, 5), answers[ask])
+        for ask in config.asked
+    }
+    _, after_NC = neighbour_correction.fit(config, CLASSES, before_NC, hot_NC, asked, fold_N)
+    return neighbour_correction.gain(config, CLASSES, before_NC, after_NC, hot_NC, fold_N, fold_N)
+
+
+def consensus(chance: Chance, rows: int, sharp: float) -> gains.Gain:
+    """The mean of pairs of rows that only look alike."""
+    logits_NC, hot_NC = labelled(chance, rows, sharp)
+    before_NC, cluster_N = CLASSES.values(logits_NC), np.arange(rows) // 2
+    return gains.gain(CLASSES, before_NC, pseudo_labels.consensus(before_NC, cluster_N), hot_NC, groups_N=cluster_N)
+
+
+def blend(how: blends.How, chance: Chance, rows: int, sharp: float) -> gains.Gain:
+    """A blend of a part that knows all and two that repeat it with noise, over that part alone."""
+    logits_NC, hot_NC = labelled(chance, rows, sharp)
+    noise_PNC = np.stack([0 * logits_NC, *(sharp / 2 * chance.normal(size=(2, *logits_NC.shape)))])
+    values_PNC, fold_N = CLASSES.values(logits_NC + noise_PNC), np.arange(rows) % ensembles.PARTS
+    return gains.gain(CLASSES, values_PNC[0], blends.out_of_fold(how, CLASSES, values_PNC, hot_NC, fold_N), hot_NC)
 
 
 def calibration(chance: Chance, rows: int, sharp: float) -> gains.Gain:
@@ -86,6 +122,11 @@ GATES: dict[str, Callable[[Chance, int, float], gains.Gain]] = {
     "judged_by_metric": judged_by_metric,
     "combination": combination,
     "views": views,
+    "correction": correction,
+    "consensus": consensus,
+    "blend, greedy": partial(blend, "greedy"),
+    "blend, convex": partial(blend, "convex"),
+    "blend, stacking": partial(blend, "stacking"),
     "calibration (any fall)": calibration,
 }
 

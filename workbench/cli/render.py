@@ -173,12 +173,13 @@ def _stages(run: Path) -> None:
             each.chance,
             each.score,
             *(each.test[1:] if tested else ()),
+            each.seconds if each.passes == "1x" else f"{each.seconds}, {each.passes} later",
         ]
         for each in crossval_section.stages(this)
     ]
     if rows:
-        columns = ["stage", "kept", "loss", "change, 95 %", main, *([f"test {main}"] if tested else [])]
-        OUT.print(table(columns, rows, right=range(2, 6), title="Stages, scored out of fold"), Text())
+        columns = ["stage", "kept", "loss", "change, 95 %", main, *([f"test {main}"] if tested else []), "cost"]
+        OUT.print(table(columns, rows, right=range(2, len(columns)), title="Stages, scored out of fold"), Text())
     else:
         summary = this.stages["summary"]
         rows = [

@@ -166,14 +166,19 @@ def _of_metric(
         pair = (np.where(swapped_N1, *each) for each in ((after_NC, before_NC), (before_NC, after_NC)))
         one, other = (chosen_metric.of_targets(labels, each_NC, targets_NC) for each_NC in pair)
         drawn[swap] = other - one
-    reach = float(stats.norm.ppf((1 + SURE) / 2) * drawn.std())
+    spread = float(drawn.std())
+    reach = float(stats.norm.ppf((1 + SURE) / 2)) * spread
     low, high = after - before - reach, after - before + reach
     by_chance = (1 + (sign * drawn >= sign * (after - before)).sum()) / (1 + SWAPS)
     change = f"{title} {before:.4f} -> {after:.4f} ({after - before:+.4f}, 95 % interval {low:+.4f} to {high:+.4f})"
     if sign * (after - before) <= 0:
         return change, f"{title} is no better"
-    surely = not sure or by_chance <= (1 - sure) / 2
-    return change, "" if surely else f"chance may explain so small a change of {title}"
+    if not sure or by_chance <= (1 - sure) / 2:
+        return change, ""
+    # The spread shrinks with the root of the rows, as that of the loss.
+    needed = math.ceil((group_N.max() + 1) * (float(stats.norm.ppf((1 + sure) / 2)) * spread / (after - before)) ** 2)
+    enough = f" (about {needed:,} rows would tell, were it to last)" if needed > group_N.max() + 1 else ""
+    return change, f"chance may explain so small a change of {title}{enough}"
 
 
 def _interval(change_G: Floats, *, sure: float = SURE) -> tuple[float, float]:

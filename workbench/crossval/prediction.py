@@ -179,9 +179,9 @@ def merged(
     if not needed_T.any():
         return plain_TC
     some, values_VTC = rows.subset(needed_T), np.stack([plain_TC] * len(decision.names))
-    used = [(place, view) for place, view in enumerate(seen, start=1) if view.name in decision.used]
-    shown = [view.rows(some, context.reader) for _, view in used]
-    for (place, view), outputs_MTC in zip(used, fold_adapters.predict(context, folders, shown), strict=True):
+    shown = [view.rows(some, context.reader) for view in seen]
+    outputs_VMTC = fold_adapters.predict(context, folders, shown)
+    for place, (view, outputs_MTC) in enumerate(zip(seen, outputs_VMTC, strict=True), start=1):
         values_VTC[place, needed_T] = fitted.values(context.labels, _own(view, outputs_MTC))
     return tta.apply(decision, context.labels, values_VTC, user_merge(context.config.tta))
 

@@ -62,6 +62,8 @@ class StageResult(NamedTuple):
     gain: Gain | None
     seconds: float
     facts: Facts
+    passes: float = 1.0
+    """Forward passes of a later prediction for each one of before, while the stage is kept."""
 
 
 @dataclass
@@ -151,11 +153,21 @@ class StageLog:
         self._enter(StageResult(name, title, predictions, stage_gain.accepted, why, stage_gain, 0.0, facts))
         return stage_gain.accepted
 
-    def judge(self, name: str, title: str, predictions: Predictions, facts: Facts, *, gain: Gain, why: str) -> None:
+    def judge(
+        self,
+        name: str,
+        title: str,
+        predictions: Predictions,
+        facts: Facts,
+        *,
+        gain: Gain,
+        why: str,
+        passes: float = 1.0,
+    ) -> None:
         """A stage that was held against the last predictions already, with the confidence that `sure` gives."""
         self._judge(stays=not gain.reason)
         why += self._to_keep(name, gain)
-        self._enter(StageResult(name, title, predictions, gain.accepted, why, gain, 0.0, facts))
+        self._enter(StageResult(name, title, predictions, gain.accepted, why, gain, 0.0, facts, passes))
 
     def settled(self, name: str, gain: Gain, *, forced: bool = False) -> Gain:
         """The gain of a stage, accepted against its reason where the stage is `forced` or named by `keep`."""
@@ -183,7 +195,7 @@ class StageLog:
         records = []
         for stage in self.stages:
             oof_NC, test_TC = stage.predictions.oof_NC, stage.predictions.test_TC
-            record = {name: getattr(stage, name) for name in ("name", "title", "accepted", "why", "seconds")}
+            record = {name: getattr(stage, name) for name in ("name", "title", "accepted", "why", "seconds", "passes")}
             record["oof"] = classification_scores.value_scores(labels, oof_NC, targets_NC)
             if isinstance(self.data, JudgedLabels):
                 record["oof"] |= self.data.scores(oof_NC)
@@ -202,4 +214,5 @@ class StageLog:
         self.run.note(seconds=seconds)
         self._began = time.monotonic()
         self.stages.append(stage._replace(seconds=seconds[stage.name]))
-        self.callback.say(f"{stage.title} ({seconds[stage.name]:.0f} s): {stage.why}")
+        later = f"; a later prediction costs {stage.passes:.2g} times as much" if stage.passes != 1 else ""
+        self.callback.say(f"{stage.title} ({seconds[stage.name]:.0f} s{later}): {stage.why}")

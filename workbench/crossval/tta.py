@@ -1,6 +1,6 @@
 """Test-time augmentation: outputs of several views of a row are merged, where out-of-fold rows show that it helps.
 
-Legend: V views, the plain row first; N rows, n of them, C outputs (classes, or 1 for a number), K cells that tell.
+Legend: V views, the plain row first; N rows, n of them, C outputs (classes, or 1 for a number).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import special
 
 from workbench.config.sections.classes_config import Kind
 from workbench.config.sections.tta_config import TtaConfig
@@ -26,10 +26,8 @@ from workbench.errors import ConfigError
 from workbench.evaluation import classification_scores
 from workbench.evaluation.classification_scores import OneHot
 
-Merge: TypeAlias = Literal["mean", "geometric", "max", "vote", "learned", "user"]
+Merge: TypeAlias = Literal["mean", "geometric", "max", "vote", "user"]
 
-LEAST_WEIGHT = 1e-3
-"""A view that would weigh less is left out."""
 SUM_TOLERANCE = 1e-4
 """How far from 1 the probabilities that a user's function returns may sum: rounding of float32 is less."""
 
@@ -37,7 +35,6 @@ SUM_TOLERANCE = 1e-4
 class _Fitted(NamedTuple):
     """Parameters of a merge that were fitted to out-of-fold rows."""
 
-    weights_V: Floats | None
     threshold: float | None
     temperature: float = 1.0
 
@@ -50,8 +47,6 @@ class TtaDecision:
     names: tuple[str, ...]
     """Names of all views; `plain` first."""
     merge: Merge
-    weights: tuple[float, ...] | None
-    """Weights of the views in the mean, sum 1, where they are learned."""
     threshold: float | None
     """Rows whose normalised entropy is above it are read in all views; None: all rows."""
     temperature: float
@@ -70,17 +65,9 @@ class TtaDecision:
         return self.gain.accepted
 
     @property
-    def used(self) -> tuple[str, ...]:
-        """The views that are read of an uncertain row; the plain one always is."""
-        if self.weights is None:
-            return self.names
-        weighted = zip(self.names, self.weights, strict=True)
-        return tuple(name for number, (name, weight) in enumerate(weighted) if not number or weight)
-
-    @property
     def passes(self) -> float:
         """Forward passes of a row, on average; 1 without views."""
-        return 1 + self.spent * (len(self.used) - 1)
+        return 1 + self.spent * (len(self.names) - 1)
 
     @property
     def reason(self) -> str:
@@ -90,10 +77,9 @@ class TtaDecision:
         def each(values: Sequence[float], form: str) -> str:
             return ", ".join(f"{name} {value:{form}}" for name, value in zip(self.names, values, strict=True))
 
-        weighed = "" if self.weights is None else f" Weights: {each(self.weights, '.2f')}."
         return (
             f"{len(self.names) - 1} views of {rows}, merge {self.merge}, {self.passes:.2f} forward passes a row. "
-            f"{self.gain.sentence} Loss of each view alone: {each(self.losses, '.4f')}.{weighed}"
+            f"{self.gain.sentence} Loss of each view alone: {each(self.losses, '.4f')}."
         )
 
     @property
@@ -104,7 +90,7 @@ class TtaDecision:
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> TtaDecision:
         """The decision of such facts."""
-        tuples = {name: facts[name] and tuple(facts[name]) for name in ("names", "weights", "losses")}
+        tuples = {name: facts[name] and tuple(facts[name]) for name in ("names", "losses")}
         return cls(**facts | tuples | {"gain": Gain(**facts["gain"])})
 
 
@@ -123,7 +109,7 @@ def fit(
 ) -> tuple[TtaDecision, Floats]:
     """Decide on out-of-fold rows whether and how views are merged.
 
-    Learned weights, the entropy that parts rows, and the temperature are judged as fitted on other folds; what stays is
+    The entropy that parts rows, and the temperature, are judged as fitted on other folds; what stays is
     fitted on all.
 
     Returns:
@@ -152,7 +138,6 @@ def fit(
         kind=labels.kind,
         names=("plain", *names),
         merge=config.merge,
-        weights=None if final.weights_V is None else tuple(final.weights_V.tolist()),
         threshold=final.threshold,
         temperature=final.temperature,
         spent=float(_uncertain(final.threshold, labels.kind, values_VNC[0]).mean()),
@@ -181,8 +166,7 @@ class _Fitter:
             # The entropy above which lies that share of the rows, or less where rows are alike.
             falling_n = np.sort(entropy(self.labels.kind, plain_NC[rows_N]))[::-1]
             threshold = float(falling_n[min(round(self.uncertain * len(falling_n)), len(falling_n) - 1)])
-        weights_V = learned(self.labels, values_VNC[:, rows_N], self.targets_NC[rows_N]) if how == "learned" else None
-        parameters = _Fitted(weights_V, threshold)
+        parameters = _Fitted(threshold)
         spent_N = rows_N & _uncertain(threshold, self.labels.kind, plain_NC)
         if not (self.calibrate and spent_N.any()):
             return parameters
@@ -228,7 +212,7 @@ def apply(decision: TtaDecision, labels: Labels, values_VNC: Floats, user_merge:
 
     Args:
         values_VNC: The plain row first, calibrated as it was in `fit`. What stands in other views does not matter where
-            a row needs none, nor in views that `Decision.used` does not name.
+            a row needs none.
 
     Raises:
         ConfigError: The user's function returns no values.
@@ -237,8 +221,7 @@ def apply(decision: TtaDecision, labels: Labels, values_VNC: Floats, user_merge:
     if not decision.accepted:
         plain_NC: Floats = values_VNC[0]
         return plain_NC
-    weights_V = None if decision.weights is None else np.asarray(decision.weights)
-    parameters = _Fitted(weights_V, decision.threshold, decision.temperature)
+    parameters = _Fitted(decision.threshold, decision.temperature)
     return _merged(decision.merge, parameters, labels, values_VNC, user_merge)
 
 
@@ -268,10 +251,6 @@ def _merged(how: Merge, fitted: _Fitted, labels: Labels, values_VNC: Floats, use
     if how == "user":
         assert user_merge is not None
         one_nC = _checked(labels.kind, user_merge(views_VnC), views_VnC.shape)
-    elif how == "learned":
-        assert fitted.weights_V is not None
-        used_V = fitted.weights_V > 0
-        one_nC = ensembles.merge(labels.kind, views_VnC[used_V], "mean", weights_M=fitted.weights_V[used_V])
     elif how == "vote":
         one_nC = vote(labels.kind, views_VnC)
     else:
@@ -303,50 +282,6 @@ def _checked(kind: Kind, merged_nC: Floats, given: tuple[int, ...]) -> Floats:
                 f"with sum {sum_n[row]:.6g}. {cure}."
             )
     return merged_nC
-
-
-def learned(labels: Labels, values_VNC: Floats, targets_NC: OneHot) -> Floats:
-    """Weights (V,), none below 0, sum 1, whose mean has the lowest loss on these rows; the loss is convex in them.
-
-    Args:
-        labels: Their kind.
-        values_VNC: Probabilities, or numbers in their unit.
-        targets_NC: What Labels.targets gives.
-    """
-    if labels.kind == "number":
-        said_VN = (values_VNC[:, :, 0] - labels.mean) / labels.scale
-    else:
-        # Logarithmic loss of the true classes; with several classes, also of the absence of the others.
-        true_NC = targets_NC > 0
-        p_VK, share_K = values_VNC[:, true_NC], targets_NC[true_NC].astype(np.float64)
-        if labels.kind == "several":
-            absent_NC = targets_NC < 1
-            p_VK = np.concatenate([p_VK, 1 - values_VNC[:, absent_NC]], axis=1)
-            share_K = np.concatenate([share_K, 1 - targets_NC[absent_NC]])
-        p_VK = np.maximum(p_VK, 1e-12)
-
-    def loss(weights_V: Floats) -> tuple[float, Floats]:
-        """The mean loss and its gradient (V,)."""
-        rows = len(targets_NC)
-        if labels.kind == "number":
-            error_N = weights_V @ said_VN - targets_NC[:, 0]
-            return float((error_N**2).mean()), 2 * said_VN @ error_N / rows
-        mean_K = weights_V @ p_VK
-        return float(-(share_K * np.log(mean_K)).sum() / rows), -p_VK @ (share_K / mean_K) / rows
-
-    count = len(values_VNC)
-    optimum = optimize.minimize(
-        loss,
-        np.full(count, 1 / count),
-        jac=True,
-        method="SLSQP",
-        bounds=[(0.0, 1.0)] * count,
-        constraints={"type": "eq", "fun": lambda weights_V: weights_V.sum() - 1, "jac": np.ones_like},
-        options={"ftol": 1e-10, "maxiter": 500},
-    )
-    weights_V: Floats = np.where(optimum.x < LEAST_WEIGHT, 0.0, optimum.x)
-    weights_V /= weights_V.sum()
-    return weights_V
 
 
 def vote(kind: Kind, values_VNC: Floats) -> Floats:

@@ -50,6 +50,8 @@ class StageLine(NamedTuple):
     test: tuple[str, str]
     """Loss and main score."""
     seconds: str
+    passes: str
+    """How many times as much a later prediction costs while the stage is kept."""
     facts: rendering.FactList
 
 
@@ -134,6 +136,7 @@ def stages(run: RunRecord) -> list[StageLine]:
             score_change=units.NOTHING if now is None or then is None else units.signed(now - then),
             test=(units.loss(test.get("loss")), units.number(test.get(main))),
             seconds=units.duration(stage.get("seconds")),
+            passes=f"{stage.get('passes', 1):.2g}x",
             facts=rendering.fact_list(facts),
         )
         lines.append(line)

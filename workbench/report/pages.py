@@ -161,7 +161,7 @@ def compare(runs: Sequence[Path | str], out: Path | str = "comparison.html") -> 
     records = [run_record.read(Path(run)) for run in runs]
     seen = Counter(one.name for one in records)
     names = [one.name if seen[one.name] == 1 else f"{one.name} ({one.folder})" for one in records]
-    measures = [*_MEASURES, *_of_sets(records)]
+    measures = [*_MEASURES, *_of_metrics(records), *_of_sets(records)]
     measures = [measure for measure in measures if any(measure.value(one) is not None for one in records)]
     configs = [{key: str(value) for key, value in flat(one.config).items()} for one in records]
     settings = [
@@ -370,12 +370,30 @@ def _score(when: str, name: str) -> Callable[[RunRecord], float | None]:
     return lambda run: run.scores.get(when, {}).get(name)
 
 
+def _of_metrics(records: Sequence[RunRecord]) -> list[_Measure]:
+    """The scores that runs name by `evaluate.metric`, where they are no scores of all."""
+    return [
+        _Measure(label, _score(*place), units.number, better)
+        for place, (label, better) in _named_metrics(records).items()
+        if place not in _COMPARED
+    ]
+
+
+def _named_metrics(records: Sequence[RunRecord]) -> dict[tuple[str, str], tuple[str, Literal["low", "high"]]]:
+    judges = {one.judge.name: one.judge for one in records if one.judge is not None}
+    return {
+        (when, name): (f"{before}{judge.title}{after}", "high" if judge.higher else "low")
+        for name, judge in judges.items()
+        for when, before, after in (("after", "", " after"), ("test", "test ", ""))
+    }
+
+
 def _of_sets(records: Sequence[RunRecord]) -> list[_Measure]:
     """The same scores of each of several named sets."""
     names = dict.fromkeys(name for one in records for when in ("after", "test") for name in one.scores.get(when, {}))
     return [
         _Measure(f"{label}, {of.removesuffix(']')}", _score(when, name), units.number, better)
-        for (when, score), (label, better) in _COMPARED.items()
+        for (when, score), (label, better) in (_named_metrics(records) | _COMPARED).items()
         for name in names
         for base, _, of in [name.rpartition("[")]
         if base == score

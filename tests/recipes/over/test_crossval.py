@@ -98,7 +98,7 @@ def everything(home: Path) -> list[str]:
     """Every stage: calibration, pseudo-labels, an ensemble, views, corrections, and one adapter on all rows."""
     return [
         f"pseudo_label={{unlabelled: {home / 'more.jsonl'}, threshold: 0.3, rounds: 2}}",
-        *("tta={views: [typos, drop_words], merge: learned}", "correction={neighbours: [3, 6], strength: 0.2}"),
+        *("tta={views: [typos, drop_words], merge: mean}", "correction={neighbours: [3, 6], strength: 0.2}"),
         *("ensemble={merge: auto, consensus: true}", "folds.refit=true", "train.steps=12", "save.every=4"),
     ]
 

@@ -277,3 +277,16 @@ def test_a_metric_decides_in_place_of_the_loss(gained: float, reason: str) -> No
     found = gains.gain(labels, before_NC, after_NC, wanted_NC)
     assert found.difference > 0 and found.accepted == (not reason) and reason in found.reason
     assert "precision at 1" in found.sentence
+
+
+def test_a_metric_says_how_many_rows_would_tell() -> None:
+    """Two rows of a hundred become right and one wrong: so often, 1.96 deviations are reached after 1,153 rows."""
+    wanted_NC = np.eye(2, dtype=np.float32)[np.arange(100) % 2]
+    before_NC, after_NC = 0.2 + 0.6 * wanted_NC, 0.2 + 0.6 * wanted_NC
+    before_NC[:2], after_NC[2] = before_NC[:2, ::-1], after_NC[2, ::-1]
+    found = gains.gain(replace(TWO, metric=metrics.choice("accuracy", None)), before_NC, after_NC, wanted_NC)
+    assert not found.accepted
+    rows = int(found.reason.partition("about ")[2].partition(" rows")[0].replace(",", ""))
+    assert 0.8 * 1153 < rows < 1.25 * 1153, "the deviation is that of 400 permutations"
+    worse = gains.gain(replace(TWO, metric=metrics.choice("accuracy", None)), after_NC, before_NC, wanted_NC)
+    assert not worse.accepted and "rows would tell" not in worse.reason

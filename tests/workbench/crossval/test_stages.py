@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from workbench.crossval import gains
 from workbench.crossval.stages import Predictions, StageLog
 from workbench.data.labelled.labels import Labels
 from workbench.training.callbacks import Silent
@@ -46,6 +47,18 @@ def test_runs_in_which_no_stage_helps_rarely_keep_one() -> None:
 
 def test_a_real_gain_is_still_kept() -> None:
     assert np.mean([_kept(seed, first=1.5) > 0 for seed in range(30)]) >= 0.9
+
+
+def test_what_a_stage_costs_later_is_told() -> None:
+    log, told = _log(np.eye(3, dtype=np.float32)), list[str]()
+    log.callback = SimpleNamespace(say=told.append)  # type: ignore[assignment]
+    values = Predictions(LABELS.values(np.zeros((3, 3))), None)
+    log.begin("supervised", "Supervised", values)
+    gain = gains.gain(LABELS, values.oof_NC, values.oof_NC, np.eye(3, dtype=np.float32))
+    log.judge("tta", "Views", values, {}, gain=gain, why="Because.", passes=4.0)
+    assert told[0].startswith("Supervised (0 s): ")
+    assert told[1].startswith("Views (0 s; a later prediction costs 4 times as much): Because.")
+    assert [stage.passes for stage in log.stages] == [1.0, 4.0]
 
 
 def test_thresholds_are_holms_where_every_stage_stays() -> None:

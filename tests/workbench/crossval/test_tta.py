@@ -1,6 +1,6 @@
 """Views are used where rows that no model trained on show that they help, on the rows that need them, and only then.
 
-Learned weights are on the simplex, and no other weights have a lower loss; votes are counted.
+Votes are counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from tests.workbench.crossval.seeing import NUMBER, ONE, ROWS, SEVERAL, said
 from workbench.config.sections.tta_config import TtaConfig
 from workbench.crossval import gains, tta
-from workbench.crossval.tta import learned, vote
+from workbench.crossval.tta import vote
 from workbench.data.labelled.labels import Labels
 from workbench.data.tta_views import user_merge
 from workbench.errors import ConfigError
@@ -36,11 +36,11 @@ def decided(config: TtaConfig, labels: Labels, values: np.ndarray, targets: np.n
     return decision
 
 
-ABLE = [(ONE, merge) for merge in ("mean", "geometric", "max", "vote", "learned")]
-ABLE += [(SEVERAL, merge) for merge in ("mean", "geometric", "vote", "learned")]
+ABLE = [(ONE, merge) for merge in ("mean", "geometric", "max", "vote")]
+ABLE += [(SEVERAL, merge) for merge in ("mean", "geometric", "vote")]
 
 
-@pytest.mark.parametrize(("labels", "merge"), [*ABLE, (NUMBER, "mean"), (NUMBER, "learned")])
+@pytest.mark.parametrize(("labels", "merge"), [*ABLE, (NUMBER, "mean")])
 def test_views_that_err_otherwise_help(labels: Labels, merge: str) -> None:
     values, targets = said(labels, [1.0, 1.0, 1.0])
     decision = decided(settled(merge=merge), labels, values, targets, calibrate=True)
@@ -62,7 +62,7 @@ def test_the_largest_of_several_independent_probabilities_is_too_large() -> None
     assert not decision.accepted and "Refused" in decision.reason
 
 
-@pytest.mark.parametrize("config", [settled(), settled(merge="learned", uncertain=0.3)], ids=["all rows", "some"])
+@pytest.mark.parametrize("config", [settled(), settled(uncertain=0.3)], ids=["all rows", "some"])
 def test_views_are_not_credited_with_what_calibration_gives(config: TtaConfig) -> None:
     outputs = np.log(said(ONE, [1.0])[0][0])
     targets = said(ONE, [1.0])[1]
@@ -80,47 +80,15 @@ def test_the_mean_is_the_mean() -> None:
 
 
 @pytest.mark.parametrize("labels", [ONE, SEVERAL, NUMBER], ids=lambda labels: labels.kind)
-@pytest.mark.parametrize("merge", ["mean", "learned"])
-def test_views_that_only_hurt_are_rejected_with_numbers(labels: Labels, merge: str) -> None:
+def test_views_that_only_hurt_are_rejected_with_numbers(labels: Labels) -> None:
     values, targets = said(labels, [0.1 if labels is NUMBER else 0.5] * 3)
     values[1:] = np.roll(values[1:], 1, axis=1)  # what is said of other rows
-    decision = decided(settled(merge=merge), labels, values, targets)
+    decision = decided(settled(), labels, values, targets)
     assert not decision.accepted and not tta.needs_views(decision, values[0]).any()
     assert np.array_equal(tta.apply(decision, labels, values), values[0])
     before = gains.row_losses(labels, values[0], targets).mean()
     assert f"{before:.4f} -> {decision.gain.loss_after:.4f}" in decision.reason and "Refused" in decision.reason
     assert decision.losses[1] > decision.losses[0] == pytest.approx(before)
-
-
-def test_learned_weights_find_the_better_view_and_the_rest_is_not_read() -> None:
-    values, targets = said(ONE, [2.5, 0.5, 0.5])
-    values[2] = np.roll(values[2], 1, axis=0)
-    decision = decided(settled(merge="learned"), ONE, values, targets)
-    assert decision.accepted and decision.weights is not None and decision.weights[1] > 0.8
-    assert decision.weights[2] == 0 and decision.used == ("plain", "view 1") and decision.passes == 2
-    unread = values.copy()
-    unread[2] = np.nan
-    assert np.array_equal(tta.apply(decision, ONE, unread), tta.apply(decision, ONE, values))
-
-
-def test_fitted_weights_are_judged_on_other_folds() -> None:
-    """Views that happen to be right in one fold only look good to who fits and judges on the same rows."""
-    targets = np.eye(2, dtype=np.float32)[np.random.default_rng(0).integers(0, 2, ROWS)]
-    labels = Labels("one", ("a", "b"))
-    plain = np.full((ROWS, 2), 0.5)
-    lucky = [np.where((fold == FOLD)[:, None], 0.02 + 0.96 * targets, 0.98 - 0.96 * targets) for fold in range(5)]
-    noise = np.stack([plain, lucky[0]])
-    decision = decided(settled(merge="learned"), labels, noise, targets)
-    assert not decision.accepted
-    halves = np.stack([plain, np.where((FOLD < 3)[:, None], lucky[0], 1 - lucky[0])])
-    fitted = decided(settled(merge="learned"), labels, halves, targets)
-    own = gains.row_losses(labels, tta.apply(_forced(fitted), labels, halves), targets).mean()
-    assert fitted.gain.loss_after >= own - 1e-9, "the verdict is no better than what the same rows would say"
-
-
-def _forced(decision: tta.TtaDecision) -> tta.TtaDecision:
-    facts = decision.facts
-    return tta.TtaDecision.from_facts({**facts, "gain": {**facts["gain"], "accepted": True, "reason": ""}})
 
 
 @pytest.mark.parametrize("labels", [ONE, SEVERAL], ids=lambda labels: labels.kind)
@@ -166,7 +134,7 @@ def test_the_least_gain_and_witnesses_count() -> None:
     assert few.gain.high - few.gain.low > found.gain.high - found.gain.low
 
 
-@pytest.mark.parametrize("config", [settled(), settled(merge="learned", uncertain=0.3)])
+@pytest.mark.parametrize("config", [settled(), settled(uncertain=0.3)])
 def test_a_decision_survives_json(config: TtaConfig) -> None:
     values, targets = said(ONE, [1.0, 0.8, 1.2])
     decision = decided(config, ONE, values, targets)
@@ -259,28 +227,6 @@ def test_what_a_user_merges_need_not_sum_to_one_where_it_has_no_reason_to(tmp_pa
     mine = user_merge(config)
     decision = decided(config, labels, values, targets, user_merge=mine)
     assert tta.apply(decision, labels, values, mine) == pytest.approx(values.mean(0))
-
-
-@pytest.mark.parametrize("labels", [ONE, SEVERAL, NUMBER], ids=lambda labels: labels.kind)
-def test_no_other_weights_are_better(labels: Labels) -> None:
-    values, targets = said(labels, [1.0, 1.5, 2.5])
-    found = learned(labels, values, targets)
-    assert found.min() >= 0 and found.sum() == pytest.approx(1)
-
-    def loss(weights: np.ndarray) -> float:
-        return float(gains.row_losses(labels, np.einsum("v,vnc->nc", weights, values), targets).mean())
-
-    steps = np.arange(0, 1.01, 0.05)
-    grid = [loss(np.array([a, b, 1 - a - b])) for a in steps for b in steps if a + b <= 1]
-    assert loss(found) <= min(grid) + 1e-6
-    assert found[0] > found[1] > found[2]
-
-
-def test_certainty_that_is_wrong_has_a_finite_loss() -> None:
-    targets = np.eye(2, dtype=np.float32)[[0, 1, 0, 1]]
-    wrong = np.eye(2)[[1, 0, 1, 0]]
-    assert learned(Labels("one", ("a", "b")), np.stack([wrong, wrong]), targets) == pytest.approx([0.5, 0.5])
-    assert learned(Labels("one", ("a", "b")), np.stack([wrong, np.full((4, 2), 0.5)]), targets)[1] == 1
 
 
 def test_the_class_with_most_votes_is_the_likeliest() -> None:

@@ -31,6 +31,9 @@ def nothing(labels, predicted):
 def word(labels, predicted):
     return "high"
 
+def pair(labels, predicted):
+    return 0.5, 0.7
+
 def broken(labels, predicted):
     return 1 / 0
 
@@ -100,7 +103,8 @@ def test_a_function_of_the_users_takes_labels_and_what_is_said(mine: Path) -> No
     [
         ("nothing", "nothing in .*mine.py returned nan, and a metric is a finite number"),
         ("word", "word in .*mine.py returned 'high'"),
-        ("broken", "mine.py, line 17: ZeroDivisionError: division by zero"),
+        ("pair", r"pair in .*mine.py returned \(0.5, 0.7\), and a metric is a finite number. Correct the function"),
+        ("broken", "mine.py, line 20: ZeroDivisionError: division by zero"),
         ("hangs", "hangs in .*mine.py took more than 0 s"),
         ("absent", "defines no function absent. Write `def absent"),
     ],

@@ -17,7 +17,7 @@ from scipy import special
 from tests.run_files import read_scores
 from workbench import report
 from workbench.cli import render
-from workbench.config.yaml_text import dump_yaml
+from workbench.config.yaml_text import dump_yaml, load_yaml
 from workbench.evaluation.metrics import calibration_error
 from workbench.report import crossval_section
 from workbench.report.crossval_section import CONFLICTS, crossvalidated
@@ -65,7 +65,7 @@ def stages(kind: str) -> list[dict[str, Any]]:
          "seconds": 61.0, "oof": refused, "test": refused, "gain": gain(first, refused, accepted=False),
          "facts": {"rows": 18, "confidence": 0.97} | of_class},
         {"name": "tta", "title": "Views", "accepted": True, "why": "The loss falls.", "seconds": 7.0, "oof": last,
-         "test": last, "gain": gain(first, last, accepted=True), "facts": views},
+         "passes": 1.25, "test": last, "gain": gain(first, last, accepted=True), "facts": views},
         {"name": "calibration", "title": "Temperature", "accepted": True, "why": "", "seconds": 0.1, "oof": last,
          "test": last, "gain": None, "facts": {"temperature": 2.0}},
         {"name": "refit", "title": "One adapter on all rows", "accepted": True, "why": "", "seconds": 20.0,
@@ -350,6 +350,28 @@ def test_runs_are_compared_by_out_of_fold_and_test_scores(tmp_path: Path) -> Non
     assert "held-out rows differ" in report.compare(runs, tmp_path / "compare.html").notes[0]
 
 
+@pytest.mark.parametrize(
+    ("metric", "better", "label"),
+    [("qwk", None, "Quadratic weighted kappa"), ("mine.py:cost", "lower", "cost"), ("map@3", None, "Mean average")],
+)
+def test_the_metric_that_runs_name_is_compared(tmp_path: Path, metric: str, better: str | None, label: str) -> None:
+    runs = [make(tmp_path / "first"), make(tmp_path / "other")]
+    for run, value in zip(runs, (0.5, 0.75), strict=True):
+        config = load_yaml((run / "config.yaml").read_text())
+        config["evaluate"] = {"metric": metric, "better": better}
+        (run / "config.yaml").write_text(dump_yaml(config))
+        name, scores = metric.rpartition(":")[2], read_scores(run)
+        scores["after"][name] = scores["test"][name] = scores["test"][f"{name}[web]"] = value
+        (run / "scores.json").write_text(json.dumps(scores))
+    found = report.compare(runs, tmp_path / "compare.html")
+    rows = {row[0]: row[1:] for row in found.rows if label in row[0]}
+    assert list(rows.values()) == [("0.500", "0.750")] * 3
+    assert [name.partition(label)[0] for name in rows] == ["", "test ", "test "]
+    html = (tmp_path / "compare.html").read_text()
+    best = "0.500" if better == "lower" else "0.750"
+    assert len(re.findall(rf'class="strong best" title="best">{best}<', html)) >= 3
+
+
 def test_the_terminal_shows_stages_and_the_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,7 +382,10 @@ def test_the_terminal_shows_stages_and_the_verdict(
     text = capsys.readouterr().out
     found = next(line for line in text.splitlines() if "Pseudo-labels" in line)
     cells = re.split("  +", found.strip())
-    assert cells == ["Pseudo-labels, round 1", "no", "0.7320", "+0.0510 to +0.0710", "0.640", "0.640"]
+    assert cells[:5] == ["Pseudo-labels, round 1", "no", "0.7320", "+0.0510 to +0.0710", "0.640"]
+    assert cells[5:] == ["0.640", "1 min 1 s"]
+    views = next(line for line in text.splitlines() if line.strip().startswith("Views"))
+    assert re.split("  +", views.strip())[-1] == "7.0 s, 1.2x later"
     assert "[red]Supervised" in text
     assert verdict(read(run)) in text
     assert f"Report: {run / 'report.html'}" in text and f"Adapters: {run / 'members'}" in text

@@ -88,9 +88,8 @@ class TtaConfig(Section):
     and returns as many rows of every one, or views(picture: ndarray (H, W, 3)) -> list[ndarray] gets a picture of uint8
     and returns as many of its size; for merge `user`, merge(p: ndarray (V, N, C)) -> ndarray (N, C), the plain
     row first. Only a file you trust."""
-    merge: Literal["mean", "geometric", "max", "vote", "learned", "user"] = "mean"
-    """How the outputs of a row's views are combined; `vote`: each view has one vote, and their mean one more; `learned`
-    is a mean with weights fitted on out-of-fold rows."""
+    merge: Literal["mean", "geometric", "max", "vote", "user"] = "mean"
+    """How the outputs of a row's views are combined; `vote`: each view has one vote, and their mean one more."""
     uncertain: Share | None = None
     """Share of rows, the most uncertain, that are read in several views; null: all rows.
 

@@ -95,6 +95,44 @@ def test_scores_of_numbers_are_those_of_scikit_learn(seed: int) -> None:
     assert METRICS["spearman"].score(own._replace(predicted=np.zeros_like(said_N))) == 0
 
 
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), classes=st.integers(3, 6))
+def test_a_class_that_no_row_has_counts_as_scikit_learn_counts_a_label_that_it_is_told_of(
+    seed: int, classes: int
+) -> None:
+    own = rows(seed, classes)
+    p_NC, every = own.p_NC.copy(), range(classes)
+    p_NC[:, -2] = 1e-9  # one is never predicted, and one no row has
+    own = JudgedRows(own.true % (classes - 1), p_NC.argmax(1), p_NC / p_NC.sum(1, keepdims=True), own.steps)
+    true_N, said_N = own[:2]
+    wanted = {
+        f"{how}_f1": sk.f1_score(true_N, said_N, average=how, labels=every, zero_division=0.0)
+        for how in ("macro", "micro", "weighted")
+    }
+    wanted |= {
+        "accuracy": sk.accuracy_score(true_N, said_N),
+        "log_loss": sk.log_loss(true_N, own.p_NC, labels=every),
+        "mcc": sk.matthews_corrcoef(true_N, said_N),
+        "qwk": sk.cohen_kappa_score(true_N, said_N, labels=every, weights="quadratic"),
+    }
+    assert {name: METRICS[name].score(own) for name in wanted} == pytest.approx(wanted)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), k=st.integers(1, 4))
+def test_map_is_that_of_labels_written_out(seed: int, k: int) -> None:
+    """Classes that are equally likely stand in the order of their names."""
+    own, found = rows(seed, 5, several=True, ties=True), metrics.named(f"map@{k}")
+    assert found is not None
+    total = 0.0
+    for has_C, p_C in zip(own.true, own.p_NC, strict=True):
+        order = sorted(range(5), key=lambda c: (-p_C[c], c))[:k]
+        hits = [has_C[c] for c in order]
+        precisions = [sum(hits[: place + 1]) / (place + 1) for place in range(len(hits)) if hits[place]]
+        total += sum(precisions) / max(1, min(int(has_C.sum()), k))
+    assert found.score(own) == pytest.approx(total / len(own.true))
+
+
 def test_kappa_looks_at_the_places_of_classes_on_their_scale() -> None:
     """Classes 0, 1 and 4: scikit-learn knows that 2 and 3 lie between where it is told."""
     own = rows(3, 3)._replace(steps=np.array([0.0, 1.0, 4.0]))

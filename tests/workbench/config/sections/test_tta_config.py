@@ -14,7 +14,7 @@ TWO = {"text": "{title} {body}"}
 
 
 def test_off_by_default_and_whatever_else_is_set() -> None:
-    assert TtaConfig().views == () and TtaConfig(merge="learned", copies=3).refusal(ClassesConfig()) is None
+    assert TtaConfig().views == () and TtaConfig(merge="vote", copies=3).refusal(ClassesConfig()) is None
 
 
 @pytest.mark.parametrize(
