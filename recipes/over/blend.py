@@ -193,7 +193,10 @@ def _values(labels: Labels, table: pd.DataFrame) -> Floats:
 def write(run: Run, config: RunConfig, parts: Sequence[BlendPart], *, way: str, callback: Callback) -> Blended:
     """Choose how the parts become one answer, and write all files of the blend."""
     first = parts[0]
-    labels, once = replace(first.labels, metric=config.evaluate.judge), first.table.loc[[first.table.index[0][0]]]
+    labels, once = (
+        replace(first.labels, metric=config.evaluate.judge, shift=()),
+        first.table.loc[[first.table.index[0][0]]],
+    )
     targets_NC, fold_N = labels.targets([_label(each) for each in once["label"]]), once["fold"].to_numpy()
     cluster_N = once["cluster"].to_numpy()
     repeats = len(first.table) // len(once)
@@ -278,7 +281,15 @@ def choose(
         lambda heat, mask_N: ensembles.tempered(labels, values_NC[mask_N], heat),
     )
     heat = ensembles.temperature(labels, outputs_NC, targets_NC)
-    if log.offer("calibration", "Calibration", Predictions(heated_NC, None), {"temperature": heat}, sure=0.0, how=None):
+    if log.offer(
+        "calibration",
+        "Calibration",
+        Predictions(heated_NC, None),
+        {"temperature": heat},
+        sure=0.0,
+        how=None,
+        by_loss=True,
+    ):
         return replace(kept, temperature=heat), heated_NC
     return kept, values_NC
 

@@ -15,14 +15,14 @@ from workbench.crossval.ensembles import Combiner
 from workbench.crossval.fold_adapters import RoundOutputs
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.labelled.labels import Floats
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import classification_scores, prediction_table, thumbnails, training_dynamics
 from workbench.evaluation.frozen_features import FrozenProbe
 from workbench.models import classifier
 from workbench.runs import files
 
 if TYPE_CHECKING:
-    from workbench.recipes.over.crossval_stages import CrossvalContext, KeptCorrection
+    from workbench.recipes.over.crossval_stages import CrossvalContext, Decided, KeptCorrection
 
 Scores = dict[str, Any]
 _BOUNDS = ("_low", "_high")
@@ -35,12 +35,14 @@ def write(
     combiner: Combiner,
     decision: TtaDecision | None,
     corrected: KeptCorrection | None,
+    rule: Decided | None,
     refit: Scores | None,
     probed: FrozenProbe | None,
 ) -> Scores:
     """All files but the report; returns what stands in scores.json."""
     data, labels, predictions = context.data, context.data.labels, context.log.predictions
-    out_of_fold = _out_of_fold(context, round_outputs, combiner)
+    shipped = labels if rule is None else rule.labels
+    out_of_fold = _out_of_fold(context, round_outputs, combiner, rule)
     files.write_bytes(context.run.path / "out_of_fold.parquet", out_of_fold.to_parquet())
     once = out_of_fold[: len(data.rows)]
     near = None if probed is None else probed.write_neighbours(context.run.path, once, out_of_fold=True)
@@ -53,9 +55,11 @@ def write(
     shown, values_NC = (data.rows, predictions.oof_NC)
     if data.test is not None and predictions.test_TC is not None:
         shown, values_NC = data.test, predictions.test_TC
-    table = _table(context, shown, values_NC)
+    table = _table(context, shown, values_NC, shipped)
+    if shown is data.rows:
+        table["predicted"] = once["predicted"]
     files.write_bytes(context.run.path / "predictions.parquet", table.to_parquet())
-    files.write_json(context.run.path / "classes.json", labels.facts)
+    files.write_json(context.run.path / "classes.json", shipped.facts)
     if corrected is not None:
         corrected.bank.save(context.run.path)
     files.write_json(context.run.path / "decision.json", decided(context, round_outputs, combiner, decision, corrected))
@@ -66,8 +70,11 @@ def write(
         "before": classification_scores.scores_of(labels, baseline_NC, data.rows),
         "after": classification_scores.value_scores_of(labels, predictions.oof_NC, data.rows),
     }
+    if rule is not None:  # each row by the rule that did not see it
+        chosen = classification_scores.value_scores_of(labels, rule.oof_NC, data.rows)
+        scores["after"] |= classification_scores.of_labels(labels, chosen)
     if data.test is not None and predictions.test_TC is not None:
-        scores["test"] = classification_scores.value_scores_of(labels, predictions.test_TC, data.test)
+        scores["test"] = classification_scores.value_scores_of(shipped, predictions.test_TC, data.test)
     if refit is not None:
         scores["refit"] = refit
     files.write_json(context.run.path / "scores.json", scores)
@@ -94,7 +101,9 @@ def decided(
     }
 
 
-def _out_of_fold(context: CrossvalContext, round_outputs: RoundOutputs, combiner: Combiner) -> pd.DataFrame:
+def _out_of_fold(
+    context: CrossvalContext, round_outputs: RoundOutputs, combiner: Combiner, rule: Decided | None
+) -> pd.DataFrame:
     """One line for each row and repeat; with a single repeat, by all stages that stayed."""
     repeats = context.data.folds.fold_RN
     tables = []
@@ -105,7 +114,9 @@ def _out_of_fold(context: CrossvalContext, round_outputs: RoundOutputs, combiner
             if len(repeats) == 1
             else combiner.out_of_fold(context.known.only(own_M), round_outputs.oof_MNC)
         )
-        table = _table(context, context.data.rows, values_NC)
+        table = _table(context, context.data.rows, values_NC, context.data.labels)
+        if rule is not None and len(repeats) == 1:
+            table["predicted"] = _table(context, context.data.rows, rule.oof_NC, context.data.labels)["predicted"]
         table.insert(2, "repeat", repeat)
         table.insert(3, "fold", [context.data.folds.names[fold] for fold in fold_N])
         table.insert(4, "cluster", context.data.cluster_N)
@@ -136,10 +147,8 @@ def _pictures(
     )
 
 
-def _table(context: CrossvalContext, rows: LabelledSet, values_NC: Floats) -> pd.DataFrame:
-    return classification_scores.predictions_table(
-        context.data.labels, rows, values_NC, context.fold_context.reader, labelled=True
-    )
+def _table(context: CrossvalContext, rows: LabelledSet, values_NC: Floats, labels: Labels) -> pd.DataFrame:
+    return classification_scores.predictions_table(labels, rows, values_NC, context.fold_context.reader, labelled=True)
 
 
 def _folds(

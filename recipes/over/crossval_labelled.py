@@ -85,6 +85,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     decision = context.augment(round_outputs, combiner, views)
     corrected = context.correct()
     context.consensus()
+    rule = context.decide()
 
     # Nothing changes from here on.
     refit = context.refit(round_outputs, combiner) if config.refits else None
@@ -93,7 +94,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     from workbench.recipes.over import crossval_files  # with pandas, 0.2 s that the first step need not wait for
 
     probed = probed if run.deadline.limited else look()
-    scores = crossval_files.write(context, round_outputs, combiner, decision, corrected, refit, probed)
+    scores = crossval_files.write(context, round_outputs, combiner, decision, corrected, rule, refit, probed)
     run.note(elapsed_s=sum(run.manifest["seconds"].values()), peak_bytes=peak_bytes(backbones.device()))
     run.note(status="done")
     scored.clear()

@@ -12,13 +12,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.config import RunConfig
-from workbench.crossval import ensembles, fold_adapters, neighbour_correction, prediction, pseudo_labels, suspects, tta
+from workbench.crossval import (
+    decision_rules,
+    ensembles,
+    fold_adapters,
+    neighbour_correction,
+    prediction,
+    pseudo_labels,
+    suspects,
+    tta,
+)
 from workbench.crossval.ensembles import Combiner, FittedCombination, Mask, OutOfFold
 from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, RoundOutputs, outputs
 from workbench.crossval.neighbour_correction import Correction, NeighbourBank
 from workbench.crossval.stages import Predictions, StageLog
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.fold_data import FoldData
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.tta_views import RowView, user_merge
 from workbench.evaluation import classification_scores
 from workbench.runs.run_directory import Run
@@ -46,6 +56,7 @@ def in_words(config: RunConfig, data: FoldData, *, views: bool) -> list[str]:
         "test-time views": views,
         "correction by similarity": config.correction.is_on,
         "consensus of near-duplicates": config.ensemble.consensus,
+        "decision rule": config.ensemble.decide and decision_rules.fits(data.labels),
         "one adapter on all rows": config.refits,
         "scores on test rows": data.test is not None,
     }
@@ -66,6 +77,14 @@ class KeptCorrection(NamedTuple):
 
     correction: Correction
     bank: NeighbourBank
+
+
+class Decided(NamedTuple):
+    """A rule that stays, by which classes are chosen."""
+
+    labels: Labels
+    oof_NC: Floats
+    """Moved probabilities of the labelled rows, by rules that did not see them."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +108,16 @@ class CrossvalContext:
         wanted = config.ensemble.merge
         tried = [how for how in ensembles.candidates(wanted, known) if how != wanted]
         corrects = config.correction.is_on and not config.correction.is_forced
-        return config.data.drop_suspects + rounds + len(tried) + bool(views) + corrects + config.ensemble.consensus
+        decides = config.ensemble.decide and decision_rules.fits(data.labels)
+        return (
+            config.data.drop_suspects
+            + rounds
+            + len(tried)
+            + bool(views)
+            + corrects
+            + config.ensemble.consensus
+            + decides
+        )
 
     def predictions(self, combiner: Combiner, round_outputs: RoundOutputs) -> Predictions:
         """Predictions of a round's adapters together, for labelled rows by fits that did not see them."""
@@ -117,7 +145,8 @@ class CrossvalContext:
             facts["fitted on"] = f"{unseen_MUC.shape[1]:,} {kind}"
         # One number, which ranks no class anew, does less harm wrongly kept than wrongly refused
         # (scripts/bench/calibration.py), so that any gain is enough.
-        kept = self.log.offer("calibration", "Calibration", self.predictions(heated, round_outputs), facts, sure=0.0)
+        predictions = self.predictions(heated, round_outputs)
+        kept = self.log.offer("calibration", "Calibration", predictions, facts, sure=0.0, by_loss=True)
         return heated if kept else plain
 
     def drop_suspects(self, round_outputs: RoundOutputs, combiner: Combiner) -> tuple[CrossvalContext, RoundOutputs]:
@@ -291,6 +320,23 @@ class CrossvalContext:
         if before.test_TC is not None and cluster_T is not None:
             test_TC = pseudo_labels.consensus(before.test_TC, cluster_T)
         self.log.offer("consensus", "Consensus of near-duplicates", Predictions(oof_NC, test_TC), {})
+
+    def decide(self) -> Decided | None:
+        """Classes are chosen by moved probabilities, where `evaluate.metric` becomes better by that."""
+        labels, targets_NC, before = self.data.labels, self.data.rows.targets_NC, self.log.predictions
+        if not (self.fold_context.config.ensemble.decide and decision_rules.fits(labels)):
+            return None
+        oof_NC = ensembles.cross_fitted(
+            self.known.part_N,
+            lambda rows_N: decision_rules.fit(labels, before.oof_NC[rows_N], targets_NC[rows_N]),
+            lambda shift, rows_N: labels.moved(before.oof_NC[rows_N], shift),
+        )
+        shift = decision_rules.fit(labels, before.oof_NC, targets_NC)
+        test_TC = None if before.test_TC is None else labels.moved(before.test_TC, shift)
+        facts = {"rule": decision_rules.in_words(labels, shift), "shift": dict(zip(labels.names, shift, strict=True))}
+        decided = Decided(replace(labels, shift=shift), oof_NC)
+        predictions = Predictions(oof_NC, test_TC)
+        return decided if self.log.offer("decision", "Decision rule", predictions, facts, of_labels=True) else None
 
     def refit(self, round_outputs: RoundOutputs, combiner: Combiner) -> Scores | None:
         """One adapter trained on all rows that stayed, with the pseudo-labels of all adapters where rounds of them did.

@@ -22,7 +22,7 @@ import pandas as pd
 from workbench.config.sections import metrics
 from workbench.config.sections.correction_config import CorrectionConfig
 from workbench.config.sections.tta_config import TtaConfig
-from workbench.crossval import blends, ensembles, gains, neighbour_correction, pseudo_labels, tta
+from workbench.crossval import blends, decision_rules, ensembles, gains, neighbour_correction, pseudo_labels, tta
 from workbench.crossval.ensembles import Combiner, OutOfFold
 from workbench.crossval.neighbour_correction import AnsweringRows
 from workbench.data.labelled.labels import Floats, Labels
@@ -109,6 +109,18 @@ def blend(how: blends.How, chance: Chance, rows: int, sharp: float) -> gains.Gai
     return gains.gain(CLASSES, values_PNC[0], blends.out_of_fold(how, CLASSES, values_PNC, hot_NC, fold_N), hot_NC)
 
 
+def decision(chance: Chance, rows: int, sharp: float) -> gains.Gain:
+    """A decision rule for classes that are equally frequent, and probabilities that are right."""
+    logits_NC, hot_NC = labelled(chance, rows, sharp)
+    p_NC, labels = CLASSES.values(logits_NC), replace(CLASSES, metric=metrics.choice("macro_f1", None))
+    after_NC = ensembles.cross_fitted(
+        np.arange(rows) % ensembles.PARTS,
+        lambda rows_N: decision_rules.fit(labels, p_NC[rows_N], hot_NC[rows_N]),
+        lambda shift, rows_N: labels.moved(p_NC[rows_N], shift),
+    )
+    return gains.gain(labels, p_NC, after_NC, hot_NC)
+
+
 def calibration(chance: Chance, rows: int, sharp: float) -> gains.Gain:
     """A cross-fitted temperature of calibrated predictions."""
     logits_NC, hot_NC = labelled(chance, rows, sharp)
@@ -127,6 +139,7 @@ GATES: dict[str, Callable[[Chance, int, float], gains.Gain]] = {
     "blend, greedy": partial(blend, "greedy"),
     "blend, convex": partial(blend, "convex"),
     "blend, stacking": partial(blend, "stacking"),
+    "decision": decision,
     "calibration (any fall)": calibration,
 }
 
@@ -135,7 +148,7 @@ def shares(rows: int, draws: int, gates: Sequence[str]) -> list[dict[str, object
     """Accepted shares of each gate, for predictions that are unsure (sharp 1) and sure (4)."""
     records: list[dict[str, object]] = []
     for gate in gates:
-        judge, count = GATES[gate], draws // 5 if GATES[gate] is judged_by_metric else draws
+        judge, count = GATES[gate], draws // 5 if GATES[gate] in (judged_by_metric, decision) else draws
         for sharp in (1.0, 4.0):
             found = [judge(np.random.default_rng([rows, draw]), rows, sharp) for draw in range(count)]
             share = float(np.mean([each.accepted for each in found]))

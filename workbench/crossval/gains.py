@@ -54,15 +54,20 @@ class Gain:
         right = ""
         if self.accuracy_before is not None and self.accuracy_after is not None:
             right = f", accuracy {self.accuracy_before:.2%} -> {self.accuracy_after:.2%}"
+        return (
+            f"The loss {moved}, {self.loss_before:.4f} -> {self.loss_after:.4f} (difference {self.difference:+.4f}, "
+            f"95 % interval {self.low:+.4f} to {self.high:+.4f}){right}. {self.verdict}"
+        )
+
+    @property
+    def verdict(self) -> str:
+        """The change of the metric, where one is named, and what was decided."""
         asked = f" at {self.sure:.1%} confidence, for one stage of several" if self.sure > SURE else ""
-        if not self.reason and right and (self.accuracy_after or 0.0) < (self.accuracy_before or 0.0):
+        if not self.reason and (self.accuracy_after or 0.0) < (self.accuracy_before or 0.0):
             asked += ", although fewer rows are right, by no more than chance explains"
         verdict = f"Refused{asked}: {self.reason}." if self.reason else f"Accepted{asked}."
         verdict += " Kept, as the configuration names it." if self.kept else ""
-        return (
-            f"The loss {moved}, {self.loss_before:.4f} -> {self.loss_after:.4f} (difference {self.difference:+.4f}, "
-            f"95 % interval {self.low:+.4f} to {self.high:+.4f}){right}. {self.score and f'{self.score}. '}{verdict}"
-        )
+        return f"{self.score and f'{self.score}. '}{verdict}"
 
 
 def gain(

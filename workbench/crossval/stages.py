@@ -64,6 +64,8 @@ class StageResult(NamedTuple):
     facts: Facts
     passes: float = 1.0
     """Forward passes of a later prediction for each one of before, while the stage is kept."""
+    of_labels: bool = False
+    """Whether its predictions choose labels alone, while probabilities stay those of the stage before."""
 
 
 @dataclass
@@ -111,7 +113,7 @@ class StageLog:
     @property
     def predictions(self) -> Predictions:
         """Predictions after the last stage that was kept."""
-        return [stage for stage in self.stages if stage.accepted][-1].predictions
+        return [stage for stage in self.stages if stage.accepted and not stage.of_labels][-1].predictions
 
     def begin(self, name: str, title: str, predictions: Predictions) -> None:
         """The stage that the others are held against."""
@@ -131,14 +133,18 @@ class StageLog:
         sure: float = gains.SURE,
         forced: bool = False,
         how: str | None = "",
+        of_labels: bool = False,
+        by_loss: bool = False,
     ) -> bool:
         """Whether a stage stays: it does where out-of-fold rows say that it helps, or where it is `forced` or named.
 
         Args:
             how: The `key=value` that keeps it, where that is not `folds.keep`; None: nothing does.
+            of_labels: It chooses labels alone.
+            by_loss: Judged by the loss although a metric is named, as that of labels cannot see it.
         """
         stage_gain = gains.gain(
-            self.data.labels,
+            replace(self.data.labels, metric=None) if by_loss else self.data.labels,
             self.predictions.oof_NC,
             predictions.oof_NC,
             self.data.rows.targets_NC,
@@ -149,8 +155,11 @@ class StageLog:
         if sure and not forced:
             self._judge(stays=stage_gain.accepted)
         stage_gain = self.settled(name, stage_gain, forced=forced)
-        why = stage_gain.sentence + self._to_keep(name, stage_gain, how)
-        self._enter(StageResult(name, title, predictions, stage_gain.accepted, why, stage_gain, 0.0, facts))
+        said = f"{facts['rule']} {stage_gain.verdict}" if of_labels else stage_gain.sentence
+        why = said + self._to_keep(name, stage_gain, how)
+        self._enter(
+            StageResult(name, title, predictions, stage_gain.accepted, why, stage_gain, 0.0, facts, of_labels=of_labels)
+        )
         return stage_gain.accepted
 
     def judge(
@@ -204,6 +213,13 @@ class StageLog:
                 if test is None or test_TC is None
                 else classification_scores.value_scores_of(labels, test_TC, test)
             )
+            if stage.of_labels:  # its probabilities are those of before
+                shipped = self.predictions
+                told = classification_scores.value_scores(labels, shipped.oof_NC, targets_NC)
+                record["oof"] = told | classification_scores.of_labels(labels, record["oof"])
+                if test is not None and shipped.test_TC is not None:
+                    told = classification_scores.value_scores_of(labels, shipped.test_TC, test)
+                    record["test"] = told | classification_scores.of_labels(labels, record["test"])
             record["gain"] = None if stage.gain is None else asdict(stage.gain)
             records.append(record | {"facts": dict(stage.facts)})
         files.write_json(self.run.path / "stages.json", {"stages": records, **more})

@@ -169,9 +169,10 @@ def _plain(labels: Labels, values_NC: Floats, true_NC: Floats) -> Any:
     if labels.kind == "number":
         rows = JudgedRows(true_NC[:, 0], values_NC[:, 0], values_NC, np.empty(0))
     elif labels.kind == "several":
-        rows = JudgedRows(true_NC > 0.5, values_NC >= 0.5, values_NC, np.empty(0))
+        rows = JudgedRows(true_NC > 0.5, labels.moved(values_NC, labels.shift) >= 0.5, values_NC, np.empty(0))
     else:
-        rows = JudgedRows(true_NC.argmax(1), values_NC.argmax(1), values_NC, _steps(labels))
+        said_N = labels.moved(values_NC, labels.shift).argmax(1)
+        rows = JudgedRows(true_NC.argmax(1), said_N, values_NC, _steps(labels))
     return choice.metric.score(rows)
 
 

@@ -5,7 +5,8 @@ Legend: N rows, C outputs (classes, or 1 for a number).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,7 +103,17 @@ def _scores(labels: Labels, loss: float, values_NC: Floats, targets_NC: OneHot) 
         score_by_name |= multi_label_scores(values_NC, targets_NC)
     else:
         score_by_name |= single_label_scores(values_NC, targets_NC.argmax(1))
+    if labels.shift:
+        moved = replace(labels, shift=()), labels.moved(values_NC, labels.shift), targets_NC
+        score_by_name |= of_labels(labels, value_scores(*moved))
     return units.rounded(score_by_name | chosen_metric.defined(labels, values_NC, labels.true(targets_NC)))
+
+
+def of_labels(labels: Labels, found: Mapping[str, float]) -> dict[str, float]:
+    """The scores that look at labels alone, not at probabilities, with their bounds."""
+    names = ("accuracy", "macro_f1", "micro_f1", "exact_match", *([labels.metric.name] if labels.metric else ()))
+    bare = {name: name.partition("[")[0].removesuffix("_low").removesuffix("_high") for name in found}
+    return {name: value for name, value in found.items() if bare[name] in names}
 
 
 def loss(labels: Labels, outputs_NC: Floats, targets_NC: OneHot | Floats) -> float:

@@ -361,7 +361,7 @@ def read_labels(folder: Path) -> Labels:
     """Labels of the classifier in `folder`."""
     fields = files.read_json(folder / "classes.json")
     try:
-        return Labels(**{**fields, "names": tuple(fields["names"])})
+        return Labels(**{**fields, "names": tuple(fields["names"]), "shift": tuple(fields.get("shift", ()))})
     except (KeyError, TypeError) as error:
         raise FileError(f"{folder}/classes.json: damaged ({error}). Restore it, or train again.") from None
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,27 @@ def result(run: Path) -> dict[str, Any]:
         "scores": json.loads((run / "scores.json").read_text()),
         "rows": pd.read_parquet(run / "out_of_fold.parquet").to_dict(),
     }
+
+
+@pytest.mark.slow
+def test_a_decision_rule_chooses_labels_of_rows_and_of_new_ones(home: Path, train: Run) -> None:
+    run = train("decided", "evaluate.metric=macro_f1", "folds.keep=[decision]")
+    labels, stage = classifier.read_labels(run), stages(run)[-1]
+    assert stage["name"] == "decision" and stage["accepted"] and stage["facts"]["rule"] in stage["why"]
+    assert list(labels.shift) == pytest.approx(list(stage["facts"]["shift"].values()))
+    assert stage["oof"]["loss"] == [each for each in stages(run) if each["accepted"]][-2]["oof"]["loss"]
+    scores, table = json.loads((run / "scores.json").read_text()), pd.read_parquet(run / "out_of_fold.parquet")
+    assert scores["after"]["accuracy"] == pytest.approx((table["predicted"] == table["label"]).mean(), abs=1e-6)
+    assert scores["after"]["macro_f1"] == stage["oof"]["macro_f1"]
+    # Whatever the rule says, later rows follow it: here that all are of the second class.
+    second = replace(labels, shift=(0.0, 50.0, *([0.0] * (len(labels.names) - 2))))
+    (run / "classes.json").write_text(json.dumps(second.facts))
+    found = workbench.predict(run, str(home / "test.jsonl")).table
+    assert set(found["predicted"]) == {labels.names[1]} and found[f"p_{labels.names[1]}"].max() < 1
+    scored = workbench.evaluate(run)
+    true = pd.read_json(home / "test.jsonl", lines=True)["label"].astype(str)
+    assert scored["accuracy"] == pytest.approx((true == labels.names[1]).mean(), abs=1e-6)
+    assert scored["loss"] == pytest.approx(scores["test"]["loss"], abs=1e-5)
 
 
 def test_every_row_is_judged_once_by_adapters_that_did_not_train_on_it(plain: Path, words: list[str]) -> None:

@@ -46,8 +46,10 @@ def idle_stages(config: RunSections) -> list[str]:
     """Stages that `folds.keep` names and that do not run."""
     runs = {"pseudo_label": config.pseudo_label.unlabelled is not None, "tta": bool(config.tta.views)}
     if config.crossvalidates:
+        judge, classes = config.evaluate.judge, config.classes.kind != "number"
         runs |= {
-            "calibration": config.ensemble.calibrate and config.classes.kind != "number",
+            "decision": config.ensemble.decide and classes and judge is not None and judge.of_labels,
+            "calibration": config.ensemble.calibrate and classes,
             "drop_suspects": config.data.drop_suspects,
             "correction": config.correction.is_on,
             "consensus": config.ensemble.consensus,

@@ -60,7 +60,7 @@ class DuplicatesConfig(Section):
         return self.size if self.size != "auto" else 4 if self.shingle == "characters" else 3
 
 
-STAGES = ("calibration", "drop_suspects", "pseudo_label", "tta", "correction", "consensus")
+STAGES = ("calibration", "drop_suspects", "pseudo_label", "tta", "correction", "consensus", "decision")
 
 
 def _stage(name: str) -> str:
@@ -98,8 +98,8 @@ class FoldsConfig(Section):
 
     keep: list[Annotated[str, AfterValidator(_stage)]] = Field(default_factory=list)
     """Stages that stay although out-of-fold rows do not say that they help, by the names in stages.json: `tta`,
-    `correction`, `pseudo_label 1`, or `pseudo_label` for every round. A finished run takes it, too, when it is resumed:
-    what was computed is kept."""
+    `correction`, `decision`, `pseudo_label 1`, or `pseudo_label` for every round. A finished run takes it, too, when it
+    is resumed: what was computed is kept."""
 
     @model_validator(mode="after")
     def _one_deal(self) -> FoldsConfig:
@@ -121,3 +121,7 @@ class EnsembleConfig(Section):
     rows, or on test rows without their labels. Kept where the out-of-fold loss falls."""
     consensus: bool = False
     """Give near-duplicates among the test rows the mean of their probabilities."""
+    decide: bool = True
+    """Where `evaluate.metric` is a score of classes (accuracy, F1, mcc, qwk, or a function of your own), choose a row's
+    class by probabilities that are moved for rare classes, as out-of-fold rows say. Kept where the score surely gains;
+    probabilities stay as they are."""

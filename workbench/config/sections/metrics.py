@@ -59,6 +59,8 @@ class NamedMetric:
     """Whether higher is better."""
     needs: Literal["", "every class", "scale", "variety"] = ""
     """Rows with and without each class; labels that are whole numbers; or labels that differ."""
+    of_labels: bool = False
+    """Whether it looks at predicted classes, and not at probabilities."""
 
 
 def _of(name: str, **options: Any) -> Callable[[JudgedRows], float]:
@@ -126,17 +128,17 @@ def _map_at(k: int) -> NamedMetric:
 
 
 METRICS: Mapping[str, NamedMetric] = {
-    "accuracy": NamedMetric("Accuracy", _of("accuracy_score"), ANY_CLASSES),
-    "macro_f1": NamedMetric("Macro-F1", _f1("macro"), ANY_CLASSES),
-    "micro_f1": NamedMetric("Micro-F1", _f1("micro"), ANY_CLASSES),
-    "weighted_f1": NamedMetric("Weighted F1", _f1("weighted"), ANY_CLASSES),
+    "accuracy": NamedMetric("Accuracy", _of("accuracy_score"), ANY_CLASSES, of_labels=True),
+    "macro_f1": NamedMetric("Macro-F1", _f1("macro"), ANY_CLASSES, of_labels=True),
+    "micro_f1": NamedMetric("Micro-F1", _f1("micro"), ANY_CLASSES, of_labels=True),
+    "weighted_f1": NamedMetric("Weighted F1", _f1("weighted"), ANY_CLASSES, of_labels=True),
     "roc_auc": NamedMetric("ROC-AUC", _one_against_rest("roc_auc_score"), ANY_CLASSES, needs="every class"),
     "average_precision": NamedMetric(
         "Average precision", _one_against_rest("average_precision_score"), ANY_CLASSES, needs="every class"
     ),
     "log_loss": NamedMetric("Log-loss", _log_loss, ANY_CLASSES, higher=False),
-    "mcc": NamedMetric("Matthews correlation", _of("matthews_corrcoef"), CLASSES),
-    "qwk": NamedMetric("Quadratic weighted kappa", _kappa, CLASSES | NUMBERS, needs="scale"),
+    "mcc": NamedMetric("Matthews correlation", _of("matthews_corrcoef"), CLASSES, of_labels=True),
+    "qwk": NamedMetric("Quadratic weighted kappa", _kappa, CLASSES | NUMBERS, needs="scale", of_labels=True),
     "mae": NamedMetric("Mean absolute error", _of("mean_absolute_error"), NUMBERS, higher=False),
     "rmse": NamedMetric("Root mean squared error", _of("root_mean_squared_error"), NUMBERS, higher=False),
     "r2": NamedMetric("Explained variance", _of("r2_score"), NUMBERS, needs="variety"),
@@ -160,6 +162,11 @@ class Choice(NamedTuple):
         found = named(self.name)
         assert found is not None, "a configuration has no other names"
         return found
+
+    @property
+    def of_labels(self) -> bool:
+        """Whether it looks at predicted classes; a function of the user's is given them."""
+        return self.file is not None or self.metric.of_labels
 
     @property
     def title(self) -> str:

@@ -52,6 +52,7 @@ class Labels:
     mean: float = 0.0  # mean of the numbers in training; the head learns (number - mean) / scale
     scale: float = 1.0  # standard deviation of the numbers in training
     metric: Choice | None = None  # the score of `evaluate.metric`, by which outputs are judged
+    shift: tuple[float, ...] = ()  # moves log-probabilities (of several classes log-odds) before a class is chosen
 
     @property
     def problem(self) -> Problem:
@@ -61,7 +62,8 @@ class Labels:
     @property
     def facts(self) -> dict[str, Any]:
         """For a JSON file."""
-        return {name: value for name, value in asdict(self).items() if name != "metric"}
+        left_out = {"metric"} if self.shift else {"metric", "shift"}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def targets(self, labels: Sequence[Label | None]) -> npt.NDArray[np.float32]:
         """Targets of the loss (N, C); zeros where a row has no label."""
@@ -90,8 +92,17 @@ class Labels:
         values_NC: Floats = special.expit(outputs_NC) if self.kind == "several" else special.softmax(outputs_NC, axis=1)
         return values_NC
 
+    def moved(self, values_NC: Floats, shift: Sequence[float]) -> Floats:
+        """Probabilities (N, C) whose logarithms, or log-odds of several classes, are moved so far; all for no shift."""
+        if not len(shift):
+            return values_NC
+        p_NC = np.clip(values_NC, np.finfo(np.float64).tiny, 1 - 2.0**-53)
+        return self.values((special.logit(p_NC) if self.kind == "several" else np.log(p_NC)) + np.asarray(shift))
+
     def predicted(self, values_NC: Floats) -> list[Label]:
-        """Labels of the rows: the likeliest class; every class of probability 0.5 or more; or the number."""
+        """Labels of the rows: the likeliest class; every class of probability 0.5 or more; or the number. Classes are
+        as `shift` moves them."""
+        values_NC = self.moved(values_NC, self.shift)
         if self.kind == "number":
             return [float(value) for value in values_NC[:, 0]]
         if self.kind == "several":
