@@ -1,6 +1,6 @@
 """Decision rules fitted out of fold, on real and synthetic imbalanced sets with models of scikit-learn.
 
-    PYTHONPATH=. python scripts/bench/decisions.py DATA [--rows 200 600] [--seeds 3]
+    python scripts/bench/decisions.py DATA [--rows 200 600] [--seeds 3]
 
 DATA as for calibration.py. Sets whose classes are alike in size are thinned: class c keeps a share that falls from 1 to
 0.1. Five folds; the rule is fitted to out-of-fold probabilities, judged there cross-fitted by the gate of a
@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from calibration import sets as real_sets
 from sklearn import datasets
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from sklearn.preprocessing import scale
 
-from scripts.bench.calibration import sets as real_sets
 from workbench.config.sections import metrics
 from workbench.crossval import decision_rules, ensembles, gains
 from workbench.data.labelled.labels import Floats, Labels
