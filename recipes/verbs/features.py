@@ -15,9 +15,11 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.records import RowReader
 from workbench.data.labelled.text_reader import TextReader, augmented_texts
 from workbench.errors import ConfigError
-from workbench.evaluation import label_preservation
+from workbench.evaluation import comparison, label_preservation, simple_baseline
+from workbench.evaluation.comparison import PairedScore
 from workbench.evaluation.frozen_features import Floats, Probe, cached_features, linear_probe, probe
 from workbench.evaluation.label_preservation import LabelPreservation, Rewriting
+from workbench.evaluation.simple_baseline import Baseline
 from workbench.recipes.load import Recipe, load
 from workbench.recipes.over import crossval_labelled
 from workbench.recipes.single import streamed_rows
@@ -32,6 +34,28 @@ class Known(NamedTuple):
     probe: Probe
     likeliest: float
     """Share of those rows that have the most frequent class of the others."""
+    baseline: PairedScore
+    """Accuracy of the linear probe (`first`) and of a simple classifier without a backbone (`second`) on those rows."""
+    fitted: int
+    """Training rows that the simple classifier was fitted to."""
+
+    @property
+    def sentence(self) -> str:
+        """What the simple classifier reaches, and whether the backbone is what holds back."""
+        low, high = self.baseline.interval or (0.0, 0.0)
+        verdict = (
+            "the backbone's frozen features surely tell less. Compare the trained model with this number, and "
+            "another model.id with this one"
+            if low > 0
+            else "surely less than the backbone's frozen features tell"
+            if high < 0
+            else "no sure difference from the backbone's frozen features"
+        )
+        return (
+            f"Without a backbone, logistic regression on {self.baseline.name} of {self.fitted:,} rows tells "
+            f"{self.baseline.second:.1%} right ({self.baseline.difference:+.1%} to the linear probe, 95 % interval "
+            f"{low:+.1%} to {high:+.1%}): {verdict}."
+        )
 
 
 class ProbedFeatures(NamedTuple):
@@ -50,7 +74,8 @@ class ProbedFeatures(NamedTuple):
     @property
     def sentence(self) -> str:
         """The findings for a person."""
-        return "\n".join([self._known, *(self.preservation.sentences if self.preservation else ())])
+        known = [self._known, *([self.known.sentence] if self.known else ())]
+        return "\n".join([*known, *(self.preservation.sentences if self.preservation else ())])
 
     @property
     def _known(self) -> str:
@@ -119,7 +144,11 @@ def features(recipe: Recipe, overrides: Sequence[str] = (), *, out: Path | str |
     known, preservation = None, None
     if config.classes.kind == "one":
         seen, others = _compared(splits, split_features, aside_N)
-        known = _known(seen, others)
+        train, aside = splits["train"], splits.get("held_out")
+        if aside_N is not None:
+            train, aside = train.subset(~aside_N), train.subset(aside_N)
+        assert aside is not None, "a run without a cross-validation holds rows out"
+        known = _known(seen, others, simple_baseline.fit(train, aside, reader, seed=config.seed))
         if config.data.augment.is_on:
             features = computed[len(splits) :]
             chosen = label_preservation.chosen(len(others.label_N))
@@ -173,12 +202,16 @@ def _names(rows: LabelledSet) -> npt.NDArray[np.str_]:
     return np.asarray([str(label) for label in rows.labels])
 
 
-def _known(seen: _Labelled, others: _Labelled) -> Known:
+def _known(seen: _Labelled, others: _Labelled, simple: Baseline) -> Known:
     names, counts = np.unique(seen.label_N, return_counts=True)
+    told = linear_probe(seen.features_ND, seen.label_N).predict(others.features_ND)
+    right = ((each == others.label_N).astype(np.float64) for each in (told, simple.predicted_M))
     return Known(
         classes=len(names),
         probe=probe(seen.features_ND, seen.label_N.tolist(), others.features_ND, others.label_N.tolist()),
         likeliest=float(np.mean(others.label_N == names[counts.argmax()])),
+        baseline=comparison.paired(simple.features, *right),
+        fitted=simple.rows,
     )
 
 
