@@ -221,6 +221,13 @@ class StageLog:
                     told = classification_scores.value_scores_of(labels, shipped.test_TC, test)
                     record["test"] = told | classification_scores.of_labels(labels, record["test"])
             record["gain"] = None if stage.gain is None else asdict(stage.gain)
+            if stage.of_labels:
+                record["gain"] |= {
+                    "loss_after": record["gain"]["loss_before"],
+                    "difference": 0.0,
+                    "low": 0.0,
+                    "high": 0.0,
+                }
             records.append(record | {"facts": dict(stage.facts)})
         files.write_json(self.run.path / "stages.json", {"stages": records, **more})
 

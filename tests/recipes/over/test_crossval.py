@@ -126,6 +126,7 @@ def test_a_decision_rule_chooses_labels_of_rows_and_of_new_ones(home: Path, trai
     labels, stage = classifier.read_labels(run), stages(run)[-1]
     assert stage["name"] == "decision" and stage["accepted"] and stage["facts"]["rule"] in stage["why"]
     assert list(labels.shift) == pytest.approx(list(stage["facts"]["shift"].values()))
+    assert stage["gain"]["difference"] == stage["gain"]["high"] == 0
     assert stage["oof"]["loss"] == [each for each in stages(run) if each["accepted"]][-2]["oof"]["loss"]
     scores, table = json.loads((run / "scores.json").read_text()), pd.read_parquet(run / "out_of_fold.parquet")
     assert scores["after"]["accuracy"] == pytest.approx((table["predicted"] == table["label"]).mean(), abs=1e-6)
