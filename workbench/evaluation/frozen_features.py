@@ -358,7 +358,8 @@ def before_run(
 def in_check(config: RunConfig, task: ModelHead, lengths: Indices, look: Look) -> str:
     """The probe of `check` in words; empty where it probes no rows."""
     most = rows_in_check(config, task, lengths)
-    return sentence(look(most=most).facts) if most else ""
+    text = sentence(look(most=most).facts) if most else ""
+    return f"{text} `workbench features` adds a classifier that needs no backbone." if text else ""
 
 
 def sentence(facts: Mapping[str, Any], *, after: float | None = None) -> str:

@@ -88,5 +88,8 @@ def test_check_tells_what_the_backbone_knows_unless_told_not_to() -> None:
     asked = ("data.limit=200", "data.held_out=0.3", "classes.every_class=false")
     found, silent = (check(load("classify/quickstart", [*asked, f"evaluate.probe={rows}"])) for rows in ("auto", 0))
     assert isinstance(found, ClassInspection) and isinstance(silent, ClassInspection)
-    assert re.fullmatch(r"The frozen backbone alone: k-NN 0\.\d\d, linear probe 0\.\d\d \(.* others\)\.", found.probe)
+    assert re.fullmatch(
+        r"The frozen backbone alone: k-NN 0\.\d\d, linear probe 0\.\d\d \(.* others\)\. `workbench features` .*",
+        found.probe,
+    )
     assert silent.probe == ""
