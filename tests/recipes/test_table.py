@@ -226,7 +226,7 @@ class Table:
     def __init__(self, folder: Path, stories: str) -> None:
         self.folder = folder
         for task in TASKS:
-            write_lines(folder / f"{task}.jsonl", (rows(n)[task] for n in range(24)))
+            write_lines(folder / f"{task}.jsonl", (rows(n)[task] for n in range(40)))
             write_lines(folder / f"{task}-new.jsonl", (rows(n)[task] for n in range(50, 53)))
         self.llama = stories  # transformers has no plan for BERT
         heads = {head: save_tiny(folder / head, "Bert", form, MINILM) for head, form in BACKBONES.items()}

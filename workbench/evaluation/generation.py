@@ -85,7 +85,26 @@ def generate(
         slides = getattr(model.config.get_text_config(), "sliding_window", None) is not None
         if kind == PeftType.PREFIX_TUNING and slides and not inputs["attention_mask"].all():
             return _one_by_one(model, **inputs, settings=settings)
-    return model.generate(**inputs, **settings)  # type: ignore[operator, no-any-return]
+    with _contiguous_for_head(model):
+        return model.generate(**inputs, **settings)  # type: ignore[operator, no-any-return]
+
+
+@contextmanager
+def _contiguous_for_head(model: Any) -> Iterator[None]:
+    """Inside, the output head gets contiguous rows.
+
+    `generate` slices the last position out of each prompt's hidden states, and torch multiplies rows that lie apart
+    with a copy of the head for each: on a CPU in bfloat16, 57 MB and 0.1 s a prompt for 49,152 tokens and width 576.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(), *inputs[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def padded_on_the_left(prompts: Sequence[Indices], *, device: torch.device | None = None) -> dict[str, Tensor]:
@@ -212,7 +231,8 @@ class AnswerSampler:
         once = GenerationConfig(
             max_new_tokens=1, do_sample=False, use_cache=True, return_dict_in_generate=True, pad_token_id=0
         )
-        cache = self._backbone.generate(**shorter, generation_config=once).past_key_values
+        with _contiguous_for_head(self._backbone):
+            cache = self._backbone.generate(**shorter, generation_config=once).past_key_values
         if not (isinstance(cache, Cache) and all(isinstance(layer, DynamicLayer) for layer in cache.layers)):
             return None
         cache.batch_repeat_interleave(each)

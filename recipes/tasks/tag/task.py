@@ -5,7 +5,7 @@ Legend: S supervised tokens of a row, N those of a micro-batch, L padded length,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -629,7 +629,8 @@ class TagTask(Task):
     def serve(self, run: Path, config: RunConfig, name: str, created: int, *, queue: int) -> ServedModel:
         from workbench.evaluation.serving.served_models import ClassModel, Turns
 
-        tagger = load(run, config)
+        taggers = [load(each, config) for each in run_directory.fold_members(run)]
+        tagger = taggers[0]
         encoder = TagEncoder(tagger.tokenizer, None, max_tokens=config.data.max_tokens)
 
         def tag(asked: Sequence[str | dict[str, str]]) -> list[dict[str, Any]]:
@@ -638,7 +639,7 @@ class TagTask(Task):
             texts = [each if isinstance(each, str) else each["text"] for each in asked]
             read = tuple(tagged_rows.text_row(each, place=f"input {n}") for n, each in enumerate(texts, start=1))
             rows = TaggedSet(read, tuple(encoder.encode(read)), "the request", "")
-            p_RWC = predicted(tagger.tags, rows, tagger.probabilities(rows))
+            p_RWC = predicted(tagger.tags, rows, _together(run, config, rows, taggers=taggers))
             said: list[dict[str, Any]] = predictions(tagger.tags, read, p_RWC, labelled=False).to_dict("records")
             return said
 
@@ -674,11 +675,18 @@ class TagTask(Task):
         return surveyed
 
 
-def _together(run: Path, config: RunConfig, rows: TaggedSet, scoring: ModelResults | None) -> list[Floats]:
-    """Mean of the probabilities (S, C) of each row's tokens by the taggers of all folds; by the one of another run."""
-    members, views = [], [rows]
-    for each in run_directory.fold_members(run):
-        tagger = load(each, config)
+def _together(
+    run: Path,
+    config: RunConfig,
+    rows: TaggedSet,
+    scoring: ModelResults | None = None,
+    *,
+    taggers: Iterable[Tagger] | None = None,
+) -> list[Floats]:
+    """Mean of the probabilities (S, C) of each row's tokens by the taggers of all folds; by the one of another run.
+    `taggers`: those that are loaded already; None: they are loaded one after another."""
+    folders, members, views = run_directory.fold_members(run), [], [rows]
+    for each, tagger in zip(folders, taggers or (load(each, config) for each in folders), strict=True):
         if len(views) == 1 and files.read_json(run / "decision.json").get("views"):
             views += in_views(rows, config.tta, config, tagger.tokenizer)
         members.append(tagger.merged(views, None if scoring is None else scoring.store.by(each.name)))
