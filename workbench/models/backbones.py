@@ -294,8 +294,7 @@ def load(
         >>> backbone.model.config.model_type, backbone.weights, backbone.compute
         ('llama', 'float32', torch.float32)
     """
-    if waiting:
-        gc.collect()  # an earlier model may be in reference cycles
+    gc.collect()  # an earlier model may be in reference cycles
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
     packed = weights in QUANTISED and not waiting
     quantised = weight_formats.quantisation_settings(weights, compute, skeleton(config, task=task)) if packed else None
