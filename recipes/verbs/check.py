@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -70,6 +70,14 @@ def check(recipe: Recipe, overrides: Sequence[str] = ()) -> AnyInspection:
     return _inspected(config)
 
 
+def _reads(config: RunConfig) -> Collection[str] | None:
+    """Columns that are read besides those of rows, such as folds; None: all are."""
+    reads = config.task.reads(config)
+    if reads is None or not config.crossvalidates:
+        return reads
+    return {*reads, *filter(None, (config.folds.group, config.folds.column, config.folds.time))}
+
+
 def _inspected(config: RunConfig) -> AnyInspection:
     if config.over is not None and not config.over.adapters:  # a student that is yet to be made is there meanwhile
         student: AnyInspection = distill_verbs.with_student(config, _inspected)
@@ -91,7 +99,7 @@ def _inspected(config: RunConfig) -> AnyInspection:
     notes = [
         *inspection.notes,
         *raw_text(rows, inspection.config),
-        *unread_columns.in_words(unread, config.task.reads(config)),
+        *unread_columns.in_words(unread, _reads(config)),
         *_scored_sets(inspection),
         *data.select.in_words(),
         *weighed,

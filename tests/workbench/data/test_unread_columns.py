@@ -121,3 +121,15 @@ def test_check_names_what_is_not_read(tmp_path: Path, recipe: str, row: dict[str
         assert line.startswith(f"not read: {names} (")
     ignored = workbench.check(f"{recipe}/quickstart", [*words, f"data.ignore=[{names}]"])
     assert not any("not read" in note for note in ignored.notes)
+
+
+@pytest.mark.slow
+def test_the_column_of_folds_is_read(tmp_path: Path) -> None:
+    rows = [{"text": f"row {n}", "label": "ab"[n % 2], "part": n // 6, "lang": "en"} for n in range(24)]
+    words = [f"data.train={write(tmp_path, rows)}", "data.test=null", "duplicates.on_duplicate=ignore"]
+    (line,) = [
+        note
+        for note in workbench.check("crossval/quickstart", [*words, "folds.column=part"]).notes
+        if "not read" in note
+    ]
+    assert line.startswith("not read: lang (")
