@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,12 +14,15 @@ from workbench.data.batching import evenly_spaced
 from workbench.data.text.quality import survey
 from workbench.data.text.quality.cleaning import Flag
 from workbench.data.text.quality.survey import Findings
+from workbench.report.picture_section import Album, Picture
 from workbench.report.plots import Axis, Floats, Plot, Series, draw, floats
 from workbench.report.rendering import ends, render
 from workbench.runs import units
 
 SHOWN = 12
 """Rows of a rule that the page shows, from all over the file."""
+SAMPLED, CLASSES = 8, 40
+"""Pictures of a class, and classes, that the page shows."""
 KEPT = 1000
 """Characters of the text of a row in flags.parquet."""
 LISTED = 12
@@ -45,6 +49,8 @@ class FlaggedRow(NamedTuple):
     value: str
     note: str
     text: str
+    pictures: tuple[tuple[Picture, str], ...] = ()
+    """Its picture and those that `note` names, each with its place."""
 
 
 class RuleRows(NamedTuple):
@@ -98,13 +104,16 @@ class Surprise(NamedTuple):
 
 def page(name: str, config: DataConfig, findings: Sequence[Findings]) -> str:
     """The page on the rows of the recipe `name`, as HTML."""
-    flagging = rules(findings)
+    album = Album()
+    samples = class_samples(findings, album)
+    flagging = rules(findings, album)
     longest = max((tokens_N.max() for each in findings if len(tokens_N := _tokens(each))), default=0)
     marks = (float(config.max_tokens),) if config.max_tokens <= 1.1 * longest else ()
     cut = f"Longer rows are cut at {config.max_tokens:,} tokens (dashed)." if marks else ""
     wanted: list[tuple[str, str, Callable[[Findings], Floats], Axis]] = [
         ("Tokens of a row", cut, _tokens, Axis("tokens", "count", marks=marks)),
         ("Characters of a row", "", _characters, Axis("characters", "count")),
+        ("Longer side of a picture", "", lambda each: floats(list(map(max, each.read.sizes))), Axis("pixels", "count")),
         ("Labels", "", lambda each: floats(each.read.numbers or ()), Axis("label")),
     ]
     return render(
@@ -120,6 +129,9 @@ def page(name: str, config: DataConfig, findings: Sequence[Findings]) -> str:
         if (share := config.own_share) is not None
         else "",
         lengths=length_rows(findings, config),
+        sizes=size_rows(findings),
+        samples=samples,
+        pictures=album,
         plots=[plot for each in wanted for plot in _distributions(findings, *each)],
         surprises=surprises(findings),
         perplexities=_distributions(
@@ -151,8 +163,46 @@ def verdict(findings: Sequence[Findings]) -> str:
     return f"{sentence}{more}."
 
 
-def rules(findings: Sequence[Findings]) -> list[RuleRows]:
-    """Every rule that flags a row, its own rules first, then by how many training rows it flags."""
+def class_samples(findings: Sequence[Findings], album: Album) -> list[tuple[str, str, list[tuple[Picture, str]]]]:
+    """Name of each class, the most frequent first, its training pictures in words, and some with their places."""
+    numbers: dict[str, list[tuple[Findings, int]]] = {}
+    for each in findings:
+        for number, names in enumerate(each.read.labels or () if each.read.trains and each.read.jpeg else ()):
+            for name in names:
+                numbers.setdefault(name, []).append((each, number))
+    samples = []
+    for name, own in sorted(numbers.items(), key=lambda pair: -len(pair[1]))[:CLASSES]:
+        drawn = [_pictured(*own[int(at)], album) for at in evenly_spaced(len(own), SAMPLED).tolist()]
+        samples.append((name, f"{len(own):,}", [each for each in drawn if each is not None]))
+    return samples
+
+
+def size_rows(findings: Sequence[Findings]) -> list[tuple[str, ...]]:
+    """For each source of pictures: title, smallest, median and largest width x height, and how many differ."""
+    rows = []
+    for each in findings:
+        if sizes := sorted(each.read.sizes, key=lambda size: (size[0] * size[1], size)):
+            named = [f"{width:,} x {height:,}" for height, width in (sizes[0], sizes[len(sizes) // 2], sizes[-1])]
+            rows.append((each.read.title, *named, f"{len(set(sizes)):,}"))
+    return rows
+
+
+def _pictured(findings: Findings, number: int, album: Album) -> tuple[Picture, str] | None:
+    """The picture of a row and its place; None where there is none, or the page is full."""
+    if findings.read.jpeg is None or number < 0 or album.left <= 0:
+        return None
+    picture = album.picture(findings.read.jpeg(number))
+    return None if picture is None else (picture, findings.read.rows[number].place)
+
+
+def rules(findings: Sequence[Findings], album: Album | None = None) -> list[RuleRows]:
+    """Every rule that flags a row, its own rules first, then by how many training rows it flags. `album`: takes the
+    pictures of rows; None: there are none."""
+    known = {
+        row.place: (each, number)
+        for each in findings
+        for number, row in enumerate(each.read.rows if each.read.jpeg and album else ())
+    }
     train, flags = survey.training(findings), dict[str, list[tuple[Findings, Flag]]]()
     for each in findings:
         for flag in each.flags:
@@ -167,7 +217,7 @@ def rules(findings: Sequence[Findings]) -> list[RuleRows]:
             cleans=rule in CLEAN_RULES,
             flagged=len(pairs),
             trained=f"{train.counts[rule]:,}",
-            rows=tuple(_row(*pairs[at]) for at in evenly_spaced(len(pairs), SHOWN).tolist()),
+            rows=tuple(_row(*pairs[int(at)], known, album) for at in evenly_spaced(len(pairs), SHOWN).tolist()),
         )
         for rule, pairs in flags.items()
     ]
@@ -283,7 +333,13 @@ def surprises(findings: Sequence[Findings]) -> list[Surprise]:
     return found
 
 
-def _row(findings: Findings, flag: Flag) -> FlaggedRow:
+def _row(findings: Findings, flag: Flag, known: Mapping[str, tuple[Findings, int]], album: Album | None) -> FlaggedRow:
     whole = flag.value == round(flag.value)
     value = "" if flag.value == 1 else f"{flag.value:,.0f}" if whole else units.number(flag.value)
-    return FlaggedRow(findings.read.title, flag.place, value, flag.note, ends(findings.text(flag), LONGEST))
+    # A note is a place, a place (Title), or label (place); label (place).
+    named = [flag.note, flag.note.rpartition(" (")[0], *re.findall(r" \((.+?)\)(?:;|$)", flag.note)]
+    rows = [(findings, flag.row), *(known[name] for name in dict.fromkeys(named) if name in known)]
+    drawn = [] if album is None else [_pictured(*row, album) for row in rows if row[0].read.jpeg]
+    pictures = dict((each[1], each) for each in drawn if each is not None)
+    text = ends(findings.text(flag), LONGEST)
+    return FlaggedRow(findings.read.title, flag.place, value, flag.note, text, tuple(pictures.values()))

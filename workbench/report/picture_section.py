@@ -127,7 +127,7 @@ class PictureSection:
 
 
 @dataclass
-class _Album:
+class Album:
     """Gives pictures their places in the page."""
 
     left: int = MOST_BYTES
@@ -153,7 +153,7 @@ def pictured(run: RunRecord) -> PictureSection | None:
     table, stored = run.labelled, run.pictures
     if "predicted" not in table or stored.empty:
         return None
-    album = _Album()
+    album = Album()
     # A few pictures of training come first: they are not to be missing where the page is full.
     trained = []
     for _, states in stored[stored["kind"] == "trained"].groupby("row", sort=False):
@@ -220,7 +220,7 @@ def _cards(table: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Ca
     ]
 
 
-def _card(stored: Any, album: _Album, predicted: str = "") -> Card:
+def _card(stored: Any, album: Album, predicted: str = "") -> Card:
     """A training row, shown without a prediction."""
     picture = album.picture(stored.jpeg)
     return Card(picture, _short(stored.image), _begins(stored.label), "", predicted, None, stored.row)

@@ -21,7 +21,7 @@ from workbench.data.batching import Indices, MicroBatch, evenly_spaced
 from workbench.data.embedding.rerank_candidates import PairedTexts
 from workbench.data.folds import stratified_folds
 from workbench.data.folds.duplicates import DuplicateClusters
-from workbench.data.images.picture_reader import PictureRows
+from workbench.data.images.picture_reader import PictureReader, PictureRows
 from workbench.data.labelled import class_sampling, fold_data, labelled_data, labels, text_reader
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels, alike
@@ -290,7 +290,15 @@ def _records(
         numbers=[float(label) for label in source.labels] if numeric else None,
         unreadable=source.skipped,
         clusters=clusters,
+        sizes=list(map(reader.size, source.records)) if isinstance(reader, PictureReader) else [],
+        jpeg=partial(_jpeg, reader, source) if isinstance(reader, PictureReader) else None,
     )
+
+
+def _jpeg(reader: PictureReader, source: RecordSource, row: int) -> bytes:
+    from workbench.evaluation import thumbnails
+
+    return thumbnails.jpeg(reader.decoded(source.records[row]))
 
 
 def _lengths(reader: TextReader, source: RecordSource) -> Indices:

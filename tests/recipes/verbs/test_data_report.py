@@ -189,6 +189,11 @@ def test_copies_of_pictures_are_near_duplicates_and_told_in_evaluation(
     _finish(monkeypatch, "data", "labelled.yaml", *words, "--out", "copies")
     found = {rule: [Path(place).name for place in places] for rule, places in _flags("copies").items()}
     assert found == {"near_duplicate": ["again.png"], "also_in_evaluation": ["1.png"]}
+    page = Path("copies/data.html").read_text()
+    for rule in found:  # each copy beside what it is a copy of
+        details = page[page.index(f'<details id="{rule}">') :]
+        assert details[: details.index("</details>")].count('<svg class="picture') == 2
+    assert "<b>a</b>" in page and "<td>80 x 80</td>" in page and "Gopher" not in page
 
 
 def test_a_run_trains_without_flagged_rows_and_says_so(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -57,6 +57,10 @@ class SourceRows:
     """Perplexity of some rows, by their number, by the backbone."""
     notes: tuple[str, ...] = ()
     """Measures that could not be taken, and why."""
+    sizes: Sequence[tuple[int, int]] = ()
+    """Height and width of each picture as it comes."""
+    jpeg: Callable[[int], bytes] | None = None
+    """A small JPEG of the picture of a row, by its number; None where rows are texts."""
 
 
 @dataclass(frozen=True)
