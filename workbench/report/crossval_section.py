@@ -72,6 +72,8 @@ class CrossvalSection:
     score: str
     """Name of the main score."""
     stages: list[StageLine]
+    gains: Plot | None
+    """What each stage made of the main score; None where there is one stage."""
     tested: bool
     folds: FoldTable | None
     duplicates: list[tuple[str, str]]
@@ -91,6 +93,7 @@ def crossvalidated(run: RunRecord) -> CrossvalSection | None:
     return CrossvalSection(
         score=class_section.titles(run).get(main, (_named(main),))[0] if main else "Score",
         stages=stages(run),
+        gains=gains(run),
         tested=any(stage.get("test") for stage in _done(run)),
         folds=_folds(run) if run.stages.get("folds") else None,
         duplicates=_duplicates(duplicate_facts) if duplicate_facts else [],
@@ -141,6 +144,31 @@ def stages(run: RunRecord) -> list[StageLine]:
         )
         lines.append(line)
     return lines
+
+
+def gains(run: RunRecord) -> Plot | None:
+    """The main score after each stage, out of fold and on test: what stays, and what stages would have made of it that
+    were not kept. None where there are no two stages with it."""
+    main = main_score(run) or ""
+    done = [stage for stage in _done(run) if main in (stage.get("oof") or {})]
+    if len(done) < 2:
+        return None
+    series = []
+    for colour, (rows, label) in enumerate((("oof", "out of fold"), ("test", "test"))):
+        kept, refused, now = [], [], np.nan
+        for stage in done:
+            value = (stage.get(rows) or {}).get(main, np.nan)
+            now = value if stage.get("accepted") else now
+            kept.append(now)
+            refused.append(np.nan if stage.get("accepted") else value)
+        x = np.arange(len(done), dtype=float)
+        if np.isfinite(kept).any():
+            series.append(Series(label, x, np.array(kept), "marked", colour))
+        if np.isfinite(refused).any():
+            series.append(Series(f"{label}, not kept", x, np.array(refused), "points", colour + 2))
+    costs = [f"{at} {_title(stage)} ({units.duration(stage.get('seconds'))})" for at, stage in enumerate(done)]
+    title = f"{_named(main)} from stage to stage"
+    return draw(title, series, x=Axis("stage", "count"), y=Axis(), caption=f"{', '.join(costs)}.", wide=True)
 
 
 def verdict(run: RunRecord) -> str:

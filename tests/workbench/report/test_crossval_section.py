@@ -20,7 +20,7 @@ from workbench.cli import render
 from workbench.config.yaml_text import dump_yaml, load_yaml
 from workbench.evaluation.metrics import calibration_error
 from workbench.report import crossval_section
-from workbench.report.crossval_section import CONFLICTS, crossvalidated
+from workbench.report.crossval_section import CONFLICTS, crossvalidated, gains
 from workbench.report.findings import findings, verdict
 from workbench.report.run_record import read
 
@@ -163,7 +163,7 @@ def test_every_part_stands_on_the_page(tmp_path: Path, kind: str) -> None:
     for stage in stages(kind):
         assert stage["title"] in text and stage["why"] in text
     assert "Test scores were looked at once, at the end; no decision used them." in text
-    assert text.count("not kept") == 2  # the finding and the table
+    assert text.count("not kept") == 4  # the finding, the table, and two lines of a legend
     for member in folds(kind, 2):
         assert member["member"] in text
     assert "Mean" in text and "0.032" in text and "Nadeau and Bengio" in text
@@ -226,6 +226,17 @@ def test_a_stage_is_held_against_the_last_one_that_was_kept(tmp_path: Path) -> N
     assert said[4] == ("plain", "One adapter on all rows, kept.")
     assert said[5][0] == "warning" and said[5][1].startswith("12 clusters of near-duplicates carry different labels")
     assert said[6][0] == "good" and "kept 9 rows from being validated beside" in said[6][1]
+
+
+def test_gains_are_drawn_from_stage_to_stage(tmp_path: Path) -> None:
+    drawing = gains(read(make(tmp_path / "run")))
+    assert drawing is not None and [each.label for each in drawing.legend] == [
+        "out of fold",
+        "out of fold, not kept",
+        "test",
+        "test, not kept",
+    ]
+    assert "1 Pseudo-labels, round 1 (1 min 1 s)" in drawing.caption and "One adapter" not in drawing.caption
 
 
 def test_facts_of_the_classes_share_a_table(tmp_path: Path) -> None:
