@@ -174,7 +174,7 @@ def test_every_part_stands_on_the_page(tmp_path: Path, kind: str) -> None:
     assert ("Calibration" in text) == (kind != "number")
     assert ("Largest errors" if kind == "number" else "Surest mistakes") in text
     assert "Loss of the adapters" in text and "mean, round-1" in text
-    assert html.count("<svg") == (7 if kind != "number" else 6)
+    assert html.count("<svg") == (8 if kind != "number" else 7)
     assert not re.search(r"https?:|@import|url\((?!#)|<script|<link", html)
     assert "<b>" not in html and "loan &amp; &lt;b&gt;" in html
 
