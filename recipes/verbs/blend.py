@@ -9,7 +9,7 @@ from pathlib import Path
 from workbench.errors import ConfigError
 from workbench.recipes.over import blend
 from workbench.recipes.over.blend import TITLES, Blended
-from workbench.recipes.verbs.evaluate import asked_config
+from workbench.recipes.verbs.asked_config import asked_config
 from workbench.runs import run_directory
 from workbench.runs.trust import Trust
 from workbench.training.callbacks import SILENT, Callback

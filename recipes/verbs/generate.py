@@ -24,7 +24,7 @@ from workbench.models.exported import ExportedModel
 from workbench.recipes.task import PredictionTable, ScoringOptions, implementation
 from workbench.recipes.tasks.sft.task import question_ids
 from workbench.recipes.verbs import submission
-from workbench.recipes.verbs.evaluate import asked_config
+from workbench.recipes.verbs.asked_config import asked_config
 from workbench.runs import files, process_memory, run_directory
 from workbench.runs.ranks import joined
 from workbench.runs.trust import Trust

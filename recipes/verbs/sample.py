@@ -30,7 +30,8 @@ from workbench.evaluation.rewards import SPREAD
 from workbench.models import backbones, exported
 from workbench.models.exported import ExportedModel
 from workbench.recipes.tasks.sft.task import question_ids
-from workbench.recipes.verbs import evaluate, generate
+from workbench.recipes.verbs import generate
+from workbench.recipes.verbs.asked_config import asked_config
 from workbench.runs import files, provenance
 
 
@@ -209,7 +210,7 @@ def sample(
     if not settings.temperature > 0:
         raise ConfigError(f"--temperature {settings.temperature:g}: expected a number above 0, such as 1.")
     sources = reward_words.read(score)
-    config = evaluate.asked_config(run, overrides, verb="sample", trust=trust)
+    config = asked_config(run, overrides, verb="sample", trust=trust)
     generate.require_text(config, run)
     skipped: list[str] = []
     questions = list(read_questions(source, config.data, skipped))

@@ -17,7 +17,8 @@ from workbench.errors import ConfigError
 from workbench.evaluation import comparison, rewards
 from workbench.models import exported
 from workbench.recipes.tasks.sft.task import question_ids
-from workbench.recipes.verbs import evaluate, generate
+from workbench.recipes.verbs import generate
+from workbench.recipes.verbs.asked_config import asked_config
 from workbench.report import pages
 from workbench.runs import files, run_directory, score_files
 from workbench.runs.trust import Trust
@@ -83,7 +84,7 @@ def win_rate(
     run, other = Path(run), Path(against)
     contest = Contest(tuple(score), judge, max_new_tokens, judge_timeout, None if out is None else Path(out))
     _require(contest)
-    config = evaluate.asked_config(run, overrides, verb="evaluate", trust=trust)
+    config = asked_config(run, overrides, verb="evaluate", trust=trust)
     moved = [word for word in overrides if word.startswith("model.id=")]
     other_config = run_directory.shipped_config(other, Trust(trust), moved)
     for each, path in ((config, run), (other_config, other)):

@@ -64,10 +64,16 @@ FILES = {
         ("check my.yaml distributed.zero=2 optimizer.name=muon", "optimizer.name=muon"),
         ("run my.yaml distributed.deepspeed=none.json", "cannot be read"),
         ("run my.yaml budget.time=slurm", "this is no Slurm job"),
+        ("generate none Hi", "not a run directory"),
+        ("merge none --out merged", "not a run directory"),
+        ("evaluate done dta.test=rows.jsonl", "Did you mean `data`?"),
+        ("predict done rows.jsonl train.steps=3 --out said.jsonl", "predict trains nothing"),
     ],
 )
 def test_torch_is_not_imported(command: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text(RECIPE)
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / "config.yaml").write_text(RECIPE)
     (tmp_path / "cut.jsonl").write_text('{"question": "a", "answer": "b"}\n{"question": "a", "ans')
     for name, rows in FILES.items():
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))

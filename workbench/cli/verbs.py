@@ -251,6 +251,9 @@ def evaluate(
         raise ConfigError("--limit, --shots and --chat are of tasks. Write --tasks NAME as well.")
     if against is None and (score or judge is not None or out is not None):
         raise ConfigError("--score, --judge and --out compare with another run. Write --against OTHER as well.")
+    from workbench.recipes.verbs.asked_config import asked_config
+
+    asked_config(run, overrides or (), verb="evaluate", trust=trust)  # mistakes come before torch
     if _launched(devices):
         return
     with importing():
@@ -293,6 +296,9 @@ def predict(
     trust: Trusted = False,
 ) -> None:
     """Answer every row of a file. With data.on_bad_row=skip, unreadable rows are left out."""
+    from workbench.recipes.verbs.asked_config import asked_config
+
+    asked_config(run, overrides or (), verb="predict", trust=trust)  # mistakes come before torch
     if _launched(devices):
         return
     with importing():
