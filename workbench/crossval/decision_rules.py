@@ -31,7 +31,7 @@ def fit(labels: Labels, values_NC: Floats, targets_NC: OneHot) -> tuple[float, .
     """`Labels.shift` with the best score on these rows; of equal ones the first, which moves least.
 
     Classes are moved by a multiple of how rare they are, and where a row may have several, all of them by one number
-    more: few rows tell no number for each class (scripts/bench/decisions.py).
+    more.
 
     Args:
         labels: With a metric.
