@@ -69,7 +69,7 @@ def views(chance: Chance, rows: int, sharp: float) -> gains.Gain:
     decision, _ = tta.fit(
         TtaConfig(views=("lower", "upper"), uncertain=0.5),
         CLASSES,
-        CLASSES.values(logits_NC + noise_VNC),
+        np.stack([CLASSES.values(each_NC) for each_NC in logits_NC + noise_VNC]),
         hot_NC,
         np.arange(rows) % ensembles.PARTS,
         names=("lower", "upper"),
@@ -105,7 +105,8 @@ def blend(how: blends.How, chance: Chance, rows: int, sharp: float) -> gains.Gai
     """A blend of a part that knows all and two that repeat it with noise, over that part alone."""
     logits_NC, hot_NC = labelled(chance, rows, sharp)
     noise_PNC = np.stack([0 * logits_NC, *(sharp / 2 * chance.normal(size=(2, *logits_NC.shape)))])
-    values_PNC, fold_N = CLASSES.values(logits_NC + noise_PNC), np.arange(rows) % ensembles.PARTS
+    values_PNC = np.stack([CLASSES.values(each_NC) for each_NC in logits_NC + noise_PNC])
+    fold_N = np.arange(rows) % ensembles.PARTS
     return gains.gain(CLASSES, values_PNC[0], blends.out_of_fold(how, CLASSES, values_PNC, hot_NC, fold_N), hot_NC)
 
 
