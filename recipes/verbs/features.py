@@ -42,20 +42,22 @@ class Known(NamedTuple):
     @property
     def sentence(self) -> str:
         """What the simple classifier reaches, and whether the backbone is what holds back."""
-        low, high = self.baseline.interval or (0.0, 0.0)
+        reached = (
+            f"Without a backbone, logistic regression on {self.baseline.name} of {self.fitted:,} rows gets "
+            f"{self.baseline.second:.1%} right ({self.baseline.difference:+.1%} to the linear probe"
+        )
+        if self.baseline.interval is None:
+            return f"{reached}; no interval, as no row differs or there are too few)."
+        low, high = self.baseline.interval
         verdict = (
-            "the backbone's frozen features surely tell less. Compare the trained model with this number, and "
-            "another model.id with this one"
+            "surely more than the backbone's frozen features. A trained model should beat this number; where it does "
+            "not, try another model.id"
             if low > 0
-            else "surely less than the backbone's frozen features tell"
+            else "surely less than the backbone's frozen features"
             if high < 0
             else "no sure difference from the backbone's frozen features"
         )
-        return (
-            f"Without a backbone, logistic regression on {self.baseline.name} of {self.fitted:,} rows tells "
-            f"{self.baseline.second:.1%} right ({self.baseline.difference:+.1%} to the linear probe, 95 % interval "
-            f"{low:+.1%} to {high:+.1%}): {verdict}."
-        )
+        return f"{reached}, 95 % interval {low:+.1%} to {high:+.1%}): {verdict}."
 
 
 class ProbedFeatures(NamedTuple):

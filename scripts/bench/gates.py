@@ -167,7 +167,7 @@ def main() -> None:
     table = pd.DataFrame([record for rows in asked.rows for record in shares(rows, asked.draws, asked.gates)])
     print(table.pivot_table("accepted", ["gate", "sharp"], "rows", sort=False).round(4).to_string())
     error, fewer = ((0.025 * 0.975 / draws) ** 0.5 for draws in (asked.draws, asked.draws // 5))
-    print(f"nominal 0.025, standard error {error:.4f}, of judged_by_metric {fewer:.4f}")
+    print(f"nominal 0.025, standard error {error:.4f}, of gates that follow a metric {fewer:.4f}")
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ FILES = {
         ("merge none --out merged", "not a run directory"),
         ("evaluate done dta.test=rows.jsonl", "Did you mean `data`?"),
         ("predict done rows.jsonl train.steps=3 --out said.jsonl", "predict trains nothing"),
+        ("predict done row.jsonl --out said.jsonl", "Did you mean `rows.jsonl`?"),
     ],
 )
 def test_torch_is_not_imported(command: str, told: str, tmp_path: Path) -> None:

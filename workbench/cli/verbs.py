@@ -296,9 +296,12 @@ def predict(
     trust: Trusted = False,
 ) -> None:
     """Answer every row of a file. With data.on_bad_row=skip, unreadable rows are left out."""
+    from workbench.data import source_files
     from workbench.recipes.verbs.asked_config import asked_config
 
-    asked_config(run, overrides or (), verb="predict", trust=trust)  # mistakes come before torch
+    config = asked_config(run, overrides or (), verb="predict", trust=trust)  # mistakes come before torch
+    if not config.reads_pictures:
+        source_files.data_files(input, config.data)
     if _launched(devices):
         return
     with importing():

@@ -1,4 +1,4 @@
-"""Which class a row is given: log-probabilities are moved by a number for each class, fitted to `evaluate.metric`.
+"""Which class a row is given: log-probabilities are moved by how rare a class is, as `evaluate.metric` gains most.
 
 The largest probability is best for accuracy alone. Macro F1, kappa and Matthews correlation gain where rare classes are
 named at lower probabilities, and F1 of several classes with other thresholds than 0.5.

@@ -152,6 +152,8 @@ class StageLog:
             sure=self.sure(sure),
             groups_N=self.data.cluster_N,
         )
+        if of_labels:  # probabilities stay as they are
+            stage_gain = replace(stage_gain, loss_after=stage_gain.loss_before, difference=0.0, low=0.0, high=0.0)
         if sure and not forced:
             self._judge(stays=stage_gain.accepted)
         stage_gain = self.settled(name, stage_gain, forced=forced)
@@ -221,13 +223,6 @@ class StageLog:
                     told = classification_scores.value_scores_of(labels, shipped.test_TC, test)
                     record["test"] = told | classification_scores.of_labels(labels, record["test"])
             record["gain"] = None if stage.gain is None else asdict(stage.gain)
-            if stage.of_labels:
-                record["gain"] |= {
-                    "loss_after": record["gain"]["loss_before"],
-                    "difference": 0.0,
-                    "low": 0.0,
-                    "high": 0.0,
-                }
             records.append(record | {"facts": dict(stage.facts)})
         files.write_json(self.run.path / "stages.json", {"stages": records, **more})
 

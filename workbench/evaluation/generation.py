@@ -78,14 +78,14 @@ def generate(
             return torch.full((len(input_ids),), halt(), device=input_ids.device)
 
         settings["stopping_criteria"] = StoppingCriteriaList([halted])
-    if isinstance(model, PeftModelForCausalLM):
-        kind = model.active_peft_config.peft_type
-        if kind in (PeftType.PROMPT_TUNING, PeftType.P_TUNING):
-            return _after_soft_prompt(model, **inputs, settings=settings)
-        slides = getattr(model.config.get_text_config(), "sliding_window", None) is not None
-        if kind == PeftType.PREFIX_TUNING and slides and not inputs["attention_mask"].all():
-            return _one_by_one(model, **inputs, settings=settings)
     with _contiguous_for_head(model):
+        if isinstance(model, PeftModelForCausalLM):
+            kind = model.active_peft_config.peft_type
+            if kind in (PeftType.PROMPT_TUNING, PeftType.P_TUNING):
+                return _after_soft_prompt(model, **inputs, settings=settings)
+            slides = getattr(model.config.get_text_config(), "sliding_window", None) is not None
+            if kind == PeftType.PREFIX_TUNING and slides and not inputs["attention_mask"].all():
+                return _one_by_one(model, **inputs, settings=settings)
         return model.generate(**inputs, **settings)  # type: ignore[operator, no-any-return]
 
 

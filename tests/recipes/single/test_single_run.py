@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaForCausalLM
 
 from tests.conftest import write_questions
 from workbench.config import RunConfig
@@ -64,3 +66,28 @@ def test_scores_are_the_same_whether_the_backbone_is_scored_first_or_last(
     assert order == {"soon": True, "limited": False}
     assert before["soon"] == before["limited"]
     assert "loss" in json.loads(before["soon"])["scores"]
+
+
+def _living() -> int:
+    return sum(isinstance(each, LlamaForCausalLM) for each in gc.get_objects())
+
+
+class Living(Silent):
+    """Counts the models that live while the backbone is scored."""
+
+    def say(self, text: str) -> None:
+        if text.startswith("Scoring the backbone"):
+            self.models = _living()
+
+
+def test_the_model_that_trained_is_gone_while_the_backbone_is_scored(short_stories: str, tmp_path: Path) -> None:
+    values = _sft(short_stories, tmp_path) | {"adapter": {"method": "lora", "rank": 2}, "train": {"steps": 1}}
+    callback = Living()
+    gc.collect()
+    before = _living()
+    gc.disable()  # it is in reference cycles
+    try:
+        run(RunConfig.model_validate(values), out=tmp_path / "run", resume=False, callback=callback)
+    finally:
+        gc.enable()
+    assert callback.models - before == 1

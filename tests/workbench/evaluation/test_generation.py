@@ -95,7 +95,10 @@ def test_a_padded_batch_writes_what_training_would(family: PreTrainedModel, conf
     ids = torch.tensor([PROMPTS[0], [0] * 4 + PROMPTS[1]])
     family.generation_config.eos_token_id = None
     settings = GenerationConfig(do_sample=False, max_new_tokens=NEW, pad_token_id=0)
+    laid = list[bool]()  # whether rows lie side by side in front of the head, which torch would copy for each else
+    family.lm_head.register_forward_hook(lambda _, inputs, output: laid.append(inputs[0].is_contiguous()))
     output = generate(model, {"input_ids": ids, "attention_mask": (ids != 0).long()}, settings)
+    assert laid and all(laid)
     assert torch.equal(output[:, : ids.shape[1]], ids)
     assert output[:, ids.shape[1] :].tolist() == wanted
 

@@ -53,4 +53,4 @@ def test_the_verb_says_that_the_backbone_holds_back_where_it_does(
     assert found.known is not None
     score = found.known.baseline
     assert score.first == found.known.probe.linear and score.second > score.first
-    assert score.interval is not None and score.interval[0] > 0 and "surely tell less" in found.sentence
+    assert score.interval is not None and score.interval[0] > 0 and "surely more than" in found.sentence

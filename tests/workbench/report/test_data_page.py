@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from workbench.config import DataConfig
+from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.text.quality import survey
 from workbench.data.text.quality.rules import Exchange, RowText
 from workbench.data.text.quality.survey import Findings, SourceRows
@@ -104,6 +107,18 @@ def test_pictures_have_no_words() -> None:
     page = data_page.page("vision", CONFIG, found)
     assert "Languages" not in page and "all pictures are brought to one size" in page
     assert data_page.verdict(found) == "0 of 3 training rows (0 %) are flagged."
+
+
+def test_pictures_without_classes_stand_beside_their_copies() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 3)).save(file, "JPEG")
+    rows = [RowText(f"{at}.png", "") for at in range(3)]
+    ones = DuplicateClusters(np.asarray([0, 0, 1]), np.empty((0, 2), int), np.arange(2), np.ones(2), ("a", "b"))
+    pictures = {"clusters": ones, "sizes": [(3, 4)] * 3, "jpeg": lambda _: file.getvalue()}
+    found = survey.examine([SourceRows("Train", "pictures", rows, None, True, numbers=[1.0, 1.0, 2.0], **pictures)])
+    page = data_page.page("vision", CONFIG, found)
+    assert page.count('<use href="#picture-') == page.count("<image id=") == 2 and ".pictures {" in page
+    assert "<td>4 x 3</td>" in page and "Gopher" not in page
 
 
 def test_shares_are_of_the_rows_of_all_training_sources() -> None:
