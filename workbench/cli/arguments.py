@@ -85,17 +85,7 @@ RunSettings = Annotated[
 Moved = Annotated[
     list[str] | None, typer.Argument(help="model.id=FOLDER if the backbone has moved.", show_default=False)
 ]
-
-
-def known_run(run: Path) -> Path:
-    """The folder itself; raises ConfigError, before torch is imported, where it is no run directory."""
-    from workbench.runs import run_directory
-
-    run_directory.shipped_values(run)
-    return run
-
-
-RunFolder = Annotated[Path, typer.Argument(help="A run directory.", autocompletion=complete_runs, callback=known_run)]
+RunFolder = Annotated[Path, typer.Argument(help="A run directory.", autocompletion=complete_runs)]
 Trusted = Annotated[bool, typer.Option("--trust", help="Execute the Python code that the run's config.yaml names.")]
 
 

@@ -322,6 +322,13 @@ def predict(
         typer.echo(f"left out: {more} more", err=True)
 
 
+def _require_run(run: Path) -> None:
+    """Raise ConfigError, before torch is imported, where a folder is no run directory."""
+    from workbench.runs import run_directory
+
+    run_directory.shipped_values(run)
+
+
 def _launched(devices: int | None) -> bool:
     """Run this command in so many processes, unless this is one of them; whether that was done."""
     if devices is None:
@@ -366,6 +373,7 @@ def generate(
     trust: Trusted = False,
 ) -> None:
     """Stream one greedy answer."""
+    _require_run(run)
     with importing():
         from workbench.recipes.verbs.generate import generate as answer
 
@@ -399,6 +407,7 @@ def sample(
     trust: Trusted = False,
 ) -> None:
     """Sample answers, score them, and write rows. For SFT (best, accepted) or preferences (pairs); repeat to resume."""
+    _require_run(run)
     with importing():
         from workbench.cli import render
         from workbench.recipes.verbs.sample import sample as write
@@ -503,6 +512,7 @@ def merge(
     trust: Trusted = False,
 ) -> None:
     """Write a stock Hugging Face model. Its error against the unmerged one is measured."""
+    _require_run(run)
     with importing():
         from workbench.cli import render
         from workbench.recipes.verbs.merge import merge as merge_run
@@ -523,6 +533,7 @@ def export(
     trust: Trusted = False,
 ) -> None:
     """Write a run as another program loads it. Checked against the run's own outputs, with a model card."""
+    _require_run(run)
     with importing():
         from workbench.cli import render
         from workbench.recipes.verbs.export import export as export_run
