@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
-from workbench import evaluation
+from workbench import evaluation, report
 from workbench.config import RunConfig
 from workbench.config.task_facts import names
 from workbench.data import starter
@@ -56,7 +56,7 @@ def predict(
             out.
         out: A .jsonl, .csv or .parquet file to write; None: none.
         like: A leaderboard's sample submission: `out` has its rows in its order, and its columns. Rows that cannot be
-            read have a fallback there, which `notes` names.
+            read have a fallback there, which `notes` names. The report of the run links to it where it stands in `run`.
         max_new_tokens: Of an answer, where the model writes text.
         trust: Execute the Python code that the run's config.yaml names.
 
@@ -99,6 +99,8 @@ def predict(
     if like is not None and out is not None and ranks.first:
         notes = submission.write(predictions, run, input, config, like=Path(like), out=out)
         predictions = predictions._replace(notes=notes)
+        if out.resolve().parent == run.resolve():
+            report.write(run)  # which links to it
     predictions = predictions._replace(table=_beside_input(predictions, input, config))
     if like is None and out is not None and ranks.first:
         table = predictions.table

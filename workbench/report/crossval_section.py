@@ -191,7 +191,19 @@ def verdict(run: RunRecord) -> str:
         sentence += f", spread {units.number(summary['spread'])} over {count} folds"
         sentence += f", {repeats} repeats" if repeats > 1 else ""
         sentence += f", {seeds} seeds" if seeds > 1 else ""
-    test = run.scores.get("test") or {}
+    if tested := _tested(run, main):
+        sentence = f"{tested}. {sentence}"
+    if main not in before:
+        return f"{sentence}."
+    if not run.classifies:
+        return f"{sentence}. Before training: {units.number(before[main])}."
+    guess = {"accuracy": "naming the likeliest class", "rmse": "naming the mean"}.get(main, "saying the same")
+    return f"{sentence}. Always {guess} gives {units.number(before[main])}."
+
+
+def _tested(run: RunRecord, main: str) -> str:
+    """The score on test rows in words, without a full stop; empty where there are none."""
+    test, refit, said = run.scores.get("test") or {}, run.scores.get("refit") or {}, ""
     if main in test:
         rows = (run.manifest.get("data", {}).get("test") or {}).get("rows")
         where = f"{rows:,} test rows" if rows else "the test rows"
@@ -202,15 +214,11 @@ def verdict(run: RunRecord) -> str:
         ]
         each = f" ({', '.join(of_sets)})" if of_sets else ""
         who = "all adapters together" if run.classifies or not run.stages.get("refits") else "the adapter of all rows"
-        sentence += f"; {units.number(test[main])}{_interval(test, main)} on {where}{each} by {who}"
-    if main in (refit := run.scores.get("refit") or {}):
-        sentence += f" and {units.number(refit[main])} by one adapter that trained on all rows"
-    if main not in before:
-        return f"{sentence}."
-    if not run.classifies:
-        return f"{sentence}. Before training: {units.number(before[main])}."
-    guess = {"accuracy": "naming the likeliest class", "rmse": "naming the mean"}.get(main, "saying the same")
-    return f"{sentence}. Always {guess} gives {units.number(before[main])}."
+        value = f"{main_title(run, main)} {units.number(test[main])}{_interval(test, main)}"
+        said = f"{value[0].upper()}{value[1:]} on {where}{each} by {who}"
+    if main in refit:
+        said += f" and {units.number(refit[main])} by one adapter that trained on all rows"
+    return said
 
 
 def sentences(run: RunRecord) -> list[tuple[Tone, str]]:

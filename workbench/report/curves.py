@@ -43,7 +43,7 @@ def of_run(run: RunRecord) -> list[Plot]:
     plots.append(draw("Gradient norm", series, x=STEP, y=Axis(from_zero=True, marks=marks), caption=caption))
 
     if not run.crossvalidates:
-        speed, unit = metrics["tokens_per_second"], f"{run.unit_of_length} per second"
+        speed, unit = metrics["tokens_per_second"] / run.tokens_of_unit, f"{run.unit_of_length} per second"
         caption = f"Median {speed.median():,.0f} {unit}." if speed.notna().any() else ""
         series = [Series("each step", step, floats(speed), "faint"), Series("smoothed", step, _smooth(speed))]
         plots.append(draw("Throughput", series, x=STEP, y=Axis(unit, "count", from_zero=True), caption=caption))
@@ -129,7 +129,8 @@ def _members(run: RunRecord) -> Plot:
         watched = mean.dropna(subset=["held_out_loss"])
         x, y = floats(watched["step"]), floats(watched["held_out_loss"])
         means.append(Series(f"own fold, mean, {name}", x, y, "marked", colour))
-    caption = f"Training loss of {len(run.members):,} adapters, smoothed; points are the loss on their own fold."
+    caption = f"Training loss of {len(run.members):,} adapters, smoothed"
+    caption += "; points are the loss on their own fold." if any(len(one.x) for one in means[1::2]) else "."
     plot = draw("Loss of the adapters", [*each, *means], x=STEP, y=Axis(run.unit), caption=caption, wide=True)
     # One entry of the legend stands for all thin lines.
     return replace(plot, legend=(*each[:1], *(one for one in plot.legend if one.style != "faint")))

@@ -79,7 +79,8 @@ def write(run: Path) -> Path:
     elif batch:
         facts.append(("Steps", f"{len(this.metrics):,} of {batch['steps']:,}, {size} examples each"))
     if batch:
-        facts.append(("Micro-batch", f"{batch['tokens_per_device']:,} {this.unit_of_length} per device"))
+        rows = batch["tokens_per_device"] / this.tokens_of_unit
+        facts.append(("Micro-batch", f"{rows:,.0f} {this.unit_of_length} per device"))
     if this.data_wait is not None:
         facts.append(("Waited for data", f"{units.percent(this.data_wait)} of the time of the steps"))
     if own := manifest.get("hardware"):
@@ -103,6 +104,7 @@ def write(run: Path) -> Path:
         run=this,
         verdict=findings.verdict(this),
         findings=findings.findings(this),
+        predicted=sorted(each.name for each in run.glob("*.csv")),
         tiles=_tiles(this),
         scores=_scores(this),
         plots=[
@@ -210,7 +212,7 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     share = _trained_share(run)
     trained = f"{units.percent(share)} of the parameters" if share is not None else ""
     length = run.unit_of_length
-    seen = units.count(metrics["tokens"].sum()) if len(metrics) else units.NOTHING
+    seen = units.count(metrics["tokens"].sum() / run.tokens_of_unit) if len(metrics) else units.NOTHING
     memory = "GPU memory" if hardware.get("device") == "cuda" else "resident memory"
     return [
         ("Time", units.duration(run.elapsed_s), steps),
@@ -294,10 +296,10 @@ def _steps(run: RunRecord) -> str:
 
 
 def _speed(run: RunRecord) -> float | None:
-    """Tokens a second: the median step's, or all of a cross-validation's over its time."""
+    """Tokens or pictures a second: the median step's, or all of a cross-validation's over its time."""
     if run.crossvalidates:
-        return float(run.metrics["tokens"].sum()) / run.elapsed_s if run.elapsed_s else None
-    speed = run.metrics["tokens_per_second"].dropna()
+        return float(run.metrics["tokens"].sum()) / run.tokens_of_unit / run.elapsed_s if run.elapsed_s else None
+    speed = run.metrics["tokens_per_second"].dropna() / run.tokens_of_unit
     return None if speed.empty else float(speed.median())
 
 
@@ -428,7 +430,7 @@ _MEASURES = (
     _Measure("held-out loss before", _score("before", "loss"), units.number),
     *(_Measure(label, _score(*name), units.number, better) for name, (label, better) in _COMPARED.items()),
     _Measure("trained parameters", lambda run: run.manifest.get("model", {}).get("trainable"), units.count),
-    _Measure("tokens/s, median", _speed, units.count, "high"),
+    _Measure("tokens or pictures/s, median", _speed, units.count, "high"),
     _Measure("peak memory", lambda run: run.peak_bytes, units.size, "low"),
     _Measure("time", lambda run: run.elapsed_s, units.duration),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -12,13 +13,31 @@ from workbench.runs import units
 
 LONGEST_TEXT = 4000
 """Characters of a prompt or an answer that a page shows."""
+NARROW = 3
+"""Columns of a table that a narrow screen has room for."""
 LISTED = 12
 """Entries of a list that are written out; a longer table is folded away."""
 
 
 def render(template: str, **values: Any) -> str:
     """The page of a template in `templates`, from all values that it names."""
-    return _environment().get_template(template).render(longest=LONGEST_TEXT, **values)
+    page = _environment().get_template(template).render(longest=LONGEST_TEXT, **values)
+    return re.sub(r'<table class="numbers.*?</table>', lambda found: _with_labels(found[0]), page, flags=re.DOTALL)
+
+
+def _with_labels(table: str) -> str:
+    """A wide table whose cells carry the heading of their column: a narrow screen shows it beside them (page.css)."""
+    head, found, body = table.partition("</thead>")
+    names = [re.sub("<.*?>", "", cell) for cell in re.findall(r"<t[hd]\b.*?</t[hd]>", head, flags=re.DOTALL)]
+
+    if len(names) <= NARROW:
+        return table
+
+    def row(cells: re.Match[str]) -> str:
+        columns = iter(names)
+        return re.sub(r"<t[hd]\b(?! colspan)", lambda cell: f'{cell[0]} data-label="{next(columns, "")}"', cells[0])
+
+    return head + found + re.sub(r"<tr\b.*?</tr>", row, body, flags=re.DOTALL)
 
 
 @cache

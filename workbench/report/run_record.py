@@ -127,8 +127,14 @@ class RunRecord:
 
     @property
     def unit_of_length(self) -> str:
-        """Plural of the unit that the lengths of rows are counted in."""
-        return "patches" if self.reads_pictures else "tokens"
+        """Plural of the unit that a page counts in: of what is seen, and a second."""
+        return "pictures" if self.reads_pictures else "tokens"
+
+    @property
+    def tokens_of_unit(self) -> float:
+        """The tokens of a unit: all pictures are cut into as many patches, which count as tokens."""
+        rows = self.manifest.get("data", {}).get("train") or {}
+        return rows["tokens"] / rows["rows"] if self.reads_pictures and rows.get("rows") else 1
 
     @property
     def labelled(self) -> pd.DataFrame:

@@ -142,8 +142,9 @@ def test_pictures_from_a_table_of_names_to_a_submission(tmp_path: Path, vit: str
     ]
     run = workbench.run("vision/quickstart", words, out=tmp_path / "run")
     assert set(pd.read_parquet(tmp_path / "run" / "predictions.parquet")["id"]) < {name for name, _ in names["train"]}
-    answered = workbench.predict(tmp_path / "run", str(test), like=like, out=tmp_path / "o.csv")
-    with (tmp_path / "o.csv").open(newline="") as file:
+    answered = workbench.predict(tmp_path / "run", str(test), like=like, out=tmp_path / "run" / "o.csv")
+    assert '<a href="o.csv">o.csv</a>' in (tmp_path / "run" / "report.html").read_text()
+    with (tmp_path / "run" / "o.csv").open(newline="") as file:
         lines = list(csv.reader(file))
     assert [line[0] for line in lines] == ["id_code", *(name for name, _ in names["test"][::-1])], run
     assert {line[1] for line in lines[1:]} <= {"bar", "circle", "square"}

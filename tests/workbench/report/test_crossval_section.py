@@ -184,20 +184,21 @@ def test_every_part_stands_on_the_page(tmp_path: Path, kind: str) -> None:
     [
         (
             "one",
-            "Out-of-fold accuracy 0.800 (95 %: 0.680 to 0.880) on 60 rows, spread 0.032 over 3 folds, 2 seeds; "
-            "0.850 (95 %: 0.600 to 0.950) on 20 test rows by all adapters together and 0.765 by one adapter that "
-            "trained on all rows. Always naming the likeliest class gives 0.400.",
+            "Accuracy 0.850 (95 %: 0.600 to 0.950) on 20 test rows by all adapters together and 0.765 by one adapter "
+            "that trained on all rows. Out-of-fold accuracy 0.800 (95 %: 0.680 to 0.880) on 60 rows, spread 0.032 "
+            "over 3 folds, 2 seeds. Always naming the likeliest class gives 0.400.",
         ),
         (
             "several",
-            "Out-of-fold micro-F1 0.770 (95 %: 0.693 to 0.847) on 60 rows, spread 0.032 over 3 folds, 2 seeds; "
-            "0.770 on 20 test rows by all adapters together and 0.693 by one adapter that trained on all rows. "
+            "Micro-F1 0.770 on 20 test rows by all adapters together and 0.693 by one adapter that trained on all "
+            "rows. Out-of-fold micro-F1 0.770 (95 %: 0.693 to 0.847) on 60 rows, spread 0.032 over 3 folds, 2 seeds. "
             "Always saying the same gives 0.385.",
         ),
         (
             "number",
-            "Out-of-fold root mean squared error 12.5 (95 %: 11.2 to 13.8) on 60 rows, spread 0.032 over 3 folds, "
-            "2 seeds; 12.5 on 20 test rows by all adapters together and 13.8 by one adapter that trained on all rows. "
+            "Root mean squared error 12.5 on 20 test rows by all adapters together and 13.8 by one adapter that "
+            "trained on all rows. Out-of-fold root mean squared error 12.5 (95 %: 11.2 to 13.8) on 60 rows, spread "
+            "0.032 over 3 folds, 2 seeds. "
             "Always naming the mean gives 18.8.",
         ),
     ],
@@ -326,6 +327,17 @@ def test_folds_without_near_duplicates_tell_nothing_of_clusters(tmp_path: Path) 
     rewrite(run, duplicates=none | {"conflicts": [], "left_out": []})
     text = words(report.write(run))
     assert "Clusters of near-duplicates none" in text and "Largest cluster" not in text
+
+
+def test_a_narrow_screen_shows_the_heading_beside_each_cell(tmp_path: Path) -> None:
+    html = report.write(make(tmp_path / "run")).read_text()
+    stage = re.search(r'<tr><th data-label="Stage" scope="row">.*?</tr>', html)
+    assert stage is not None
+    assert re.findall('data-label="(.*?)"', stage[0]) == [
+        *("Stage", "Decision", "Accuracy", "Change", "Loss", "Change, 95 %", "Test accuracy", "Test loss"),
+        *("Time", "A prediction"),
+    ]
+    assert 'data-label="Test accuracy">0.684<' in stage[0] and 'data-label="Test loss">0.7046<' in stage[0]
 
 
 def test_everything_is_escaped(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_pictures_without_classes_stand_beside_their_copies() -> None:
     found = survey.examine([SourceRows("Train", "pictures", rows, None, True, numbers=[1.0, 1.0, 2.0], **pictures)])
     page = data_page.page("vision", CONFIG, found)
     assert page.count('<use href="#picture-') == page.count("<image id=") == 2 and ".pictures {" in page
-    assert "<td>4 x 3</td>" in page and "Gopher" not in page
+    assert ">4 x 3</td>" in page and "Gopher" not in page
 
 
 def test_shares_are_of_the_rows_of_all_training_sources() -> None:
