@@ -53,7 +53,7 @@ def test_a_run_shows_its_held_out_rows_maps_and_training_pictures(tmp_path: Path
     assert not held_out & set(pictures.loc[learnt, "row"])
     page = (record.folder / "report.html").read_text()
     assert "Most uncertain" in page and "&lt;b&gt;circle" in page and "<b>circle" not in page
-    assert not re.search(r"https?:", page) and "Patches seen" in page
+    assert not re.search(r"https?:", page) and "Pictures seen" in page
 
 
 def test_folds_show_every_row_and_explain_those_that_an_adapter_did_not_train_on(
