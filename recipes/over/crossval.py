@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench import report
-from workbench.config import RunConfig
+from workbench.config import DataConfig, RunConfig
 from workbench.config.expansions import sweep_expansion
 from workbench.config.expansions.member_runs import Trial
+from workbench.config.sections.basic_sections import ID
 from workbench.crossval import gains
 from workbench.crossval.prediction import OUT_OF_FOLD
+from workbench.data import named_sets
+from workbench.data.rows import read_rows
 from workbench.errors import TrainingError
 from workbench.recipes.over import crossval_words, member_results, sweep, sweep_tasks
 from workbench.recipes.over.crossval_words import Kept
@@ -82,20 +85,36 @@ def score(members: Sequence[SingleRun[Any, Any]]) -> None:
 def out_of_fold(
     config: RunConfig, members: Sequence[SingleRun[Any, Any]], tables: Sequence[pd.DataFrame]
 ) -> pd.DataFrame:
-    """The tables of all members as one, with the repeat, fold and seed of each row."""
+    """The tables of all members as one, with the id, repeat, fold, seed and member of each row."""
     import pandas as pd  # 0.2 s, which a plan need not wait for
 
-    return pd.concat(
+    table = pd.concat(
         [
             table.assign(
                 repeat=each.config.data.fold.repeat,
                 fold=str(each.config.data.fold.number),
                 seed=each.config.seed - config.seed,
+                member=each.run.path.name,
             )
             for each, table in zip(members, tables, strict=True)
         ],
         ignore_index=True,
     )
+    known = ids(config.data)
+    table.insert(1, ID, [known.get(place, place) for place in table["row"]])
+    return table
+
+
+def ids(config: DataConfig) -> dict[str, str]:
+    """The id of each training row by its place, of the files in which `data.columns` names one."""
+    own = config.training_files
+    prefixes = named_sets.prefixes({name: each.train for name, each in own.items()})
+    return {
+        prefixes[name] + row.place: str(row.columns.get(each.columns[ID]))
+        for name, each in own.items()
+        if ID in each.columns
+        for row in read_rows(each.train, each)
+    }
 
 
 def pooled(config: RunConfig, table: pd.DataFrame) -> dict[str, float]:

@@ -5,6 +5,7 @@ Legend: M adapters, N labelled rows, C outputs (classes, or 1 for a number).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pandas as pd
 from workbench.crossval import fold_adapters, gains
 from workbench.crossval.ensembles import Combiner
 from workbench.crossval.fold_adapters import RoundOutputs
+from workbench.crossval.prediction import OUT_OF_FOLD, OUT_OF_FOLD_MEMBERS
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
@@ -43,7 +45,9 @@ def write(
     data, labels, predictions = context.data, context.data.labels, context.log.predictions
     shipped = labels if rule is None else rule.labels
     out_of_fold = _out_of_fold(context, round_outputs, combiner, rule)
-    files.write_bytes(context.run.path / "out_of_fold.parquet", out_of_fold.to_parquet())
+    files.write_bytes(context.run.path / OUT_OF_FOLD, out_of_fold.to_parquet())
+    members = pd.concat(_members(context, round_outputs), ignore_index=True)
+    files.write_bytes(context.run.path / OUT_OF_FOLD_MEMBERS, members.to_parquet())
     once = out_of_fold[: len(data.rows)]
     near = None if probed is None else probed.write_neighbours(context.run.path, once, out_of_fold=True)
     if labels.kind in ("one", "pair"):
@@ -122,6 +126,16 @@ def _out_of_fold(
         table.insert(4, "cluster", context.data.cluster_N)
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
+
+
+def _members(context: CrossvalContext, round_outputs: RoundOutputs) -> Iterator[pd.DataFrame]:
+    """What each adapter alone says of the rows of its fold, before any stage merges or changes it."""
+    for number, each in enumerate(context.members):
+        mask_N = each.split.validation_N
+        values_NC = context.data.labels.values(round_outputs.oof_MNC[number, mask_N])
+        table = _table(context, context.data.rows.subset(mask_N), values_NC, context.data.labels)
+        own = {"repeat": each.split.repeat, "fold": context.data.folds.names[each.split.fold]}
+        yield table.assign(**own, seed=each.seed, member=each.name)
 
 
 def _pictures(

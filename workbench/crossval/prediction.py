@@ -34,6 +34,8 @@ from workbench.runs.run_directory import Run
 
 OUT_OF_FOLD = "out_of_fold.parquet"
 """File of a run directory: every labelled row, as adapters see it that did not train on it."""
+OUT_OF_FOLD_MEMBERS = "out_of_fold_members.parquet"
+"""The same of each adapter alone, before any stage."""
 FILES = ("config.yaml", "classes.json", "decision.json", "neighbours.safetensors")
 """Of a run directory, besides its adapters, those that decide what it answers."""
 _AGAIN = "Put it back, or blend what is there again: workbench blend {} ... --out OTHER"

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.config import DataConfig
+from workbench.config.sections.basic_sections import ID
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint, read_columns, read_rows, read_table
 from workbench.data.source_files import AS_NAMED, text_lines
 from workbench.data.unread_columns import columns_in_file
@@ -133,7 +134,7 @@ def read(
     def converter(first: RawRow) -> Any:
         try:
             for name, in_file in renames.items():
-                if in_file not in first.columns and (labelled or name != "tags"):
+                if in_file not in first.columns and (labelled or name not in ("tags", ID)):
                     near = did_you_mean(in_file, list(first.columns))
                     raise DataError(f"has no column `{in_file}`, which data.columns names.{near}")
             listed = ", ".join(f"`{each[:60]}`" for each in first.columns if each != "lines") or "none"

@@ -227,7 +227,7 @@ def predictions_table(
     labels: Labels, rows: LabelledSet, values_NC: Floats, reader: RowReader, *, labelled: bool
 ) -> pd.DataFrame:
     """The table of predictions: place, content, prediction, and a column `p_CLASS` for each class; if `labelled`, label
-    and the id that `data.columns` names.
+    and the id that `data.columns` names, or else the place.
 
     Labels of several classes are lists. `values_NC`: probabilities of the classes, or numbers, as `Labels.values`
     returns them.
@@ -241,10 +241,11 @@ def predictions_table(
         "row": [record.place for record in rows.records],
         reader.title: [reader.describe(record) for record in rows.records],
     }
-    if labelled and (named := reader.data.columns.get(ID)) is not None:
-        cells = (record.row.columns.get(named) for record in rows.records)
-        columns[ID] = [cell.name if isinstance(cell, PictureFile) else str(cell) for cell in cells]
     if labelled:
+        columns[ID] = columns["row"]
+        if (named := reader.data.columns.get(ID)) is not None:
+            cells = (record.row.columns.get(named) for record in rows.records)
+            columns[ID] = [cell.name if isinstance(cell, PictureFile) else str(cell) for cell in cells]
         columns["label"] = [cell(label) for label in rows.labels]
     columns["predicted"] = [cell(label) for label in labels.predicted(values_NC)]
     if labels.kind != "number":

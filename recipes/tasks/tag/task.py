@@ -491,23 +491,24 @@ class TagRun(WordRun[Tagger, TaggedSet]):
 
 
 def predictions(tags: TagSet, rows: Sequence[TaggedRow], p_RWC: Sequence[Floats], *, labelled: bool) -> pd.DataFrame:
-    """One line a row: its text, its entities with their probabilities, or the tag of each word."""
+    """One line a row: its text, its entities with their probabilities, or the tag of each word; if `labelled`, also
+    lists of its words and of the probability of each tag."""
     import pandas as pd  # 0.2 s, which the first step need not wait for
 
     columns: dict[str, list[Any]] = {"row": [row.place for row in rows], "text": [row.text for row in rows]}
     pairs = list(zip(rows, p_RWC, strict=True))
+    if labelled:
+        columns["label"] = [" ".join(row.tags) for row in rows]
+    columns["predicted"] = [" ".join(tagged_rows.predicted_tags(p_WC, tags)) for _, p_WC in pairs]
     if tags.entities:
-        if labelled:
-            columns["label"] = [" ".join(row.tags) for row in rows]
-        columns["predicted"] = [" ".join(tagged_rows.predicted_tags(p_WC, tags)) for _, p_WC in pairs]
         found = [tagged_rows.predicted_entities(row, p_WC, tags) for row, p_WC in pairs]
         columns["entities"] = [[dict(each._asdict()) for each in own] for own in found]
     else:
-        if labelled:
-            columns["label"] = [" ".join(row.tags) for row in rows]
-        columns["predicted"] = [" ".join(tagged_rows.predicted_tags(p_WC, tags)) for _, p_WC in pairs]
         columns["words"] = [list(row.words) for row in rows]
-        columns["probability"] = [p_WC.max(1).tolist() for _, p_WC in pairs]
+        columns["probability"] = [p_WC.max(1).tolist() for p_WC in p_RWC]
+    if labelled:
+        columns["words"] = [list(row.words) for row in rows]
+        columns |= {f"p_{tag}": [p_WC[:, c].tolist() for p_WC in p_RWC] for c, tag in enumerate(tags.names)}
     return pd.DataFrame(columns)
 
 

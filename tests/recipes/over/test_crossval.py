@@ -83,7 +83,7 @@ def test_rows_of_several_sources_are_folded_as_those_of_one_file(
     notes = check(load("crossval/quickstart", [*words, f"data.sources={first}", *more])).notes
     assert "Rows of first 40, second 20: one set, dealt into folds." in notes
     run = train("sources", f"data.sources={first}", *more)
-    tables = [pd.read_parquet(each / "out_of_fold.parquet").drop(columns="row") for each in (run, plain)]
+    tables = [pd.read_parquet(each / "out_of_fold.parquet").drop(columns=["row", "id"]) for each in (run, plain)]
     pd.testing.assert_frame_equal(*tables)
     mine, theirs = (json.loads((each / "scores.json").read_text()) for each in (run, plain))
     assert {name: each for name, each in mine["after"].items() if "[" not in name} == theirs["after"]
@@ -167,6 +167,24 @@ def test_every_row_is_judged_once_by_adapters_that_did_not_train_on_it(plain: Pa
     values = ensembles.tempered(data.labels, mean, heat)
     np.testing.assert_allclose(values, table.filter(like="p_")[validated_N], atol=0.1)
     assert values.argmax(1).tolist() == table.filter(like="p_")[validated_N].to_numpy().argmax(1).tolist()
+
+
+def test_each_adapter_has_its_own_lines_and_the_pages_stacker_reads_them(plain: Path) -> None:
+    together = pd.read_parquet(plain / "out_of_fold.parquet")
+    members = pd.read_parquet(plain / "out_of_fold_members.parquet")
+    assert together["id"].tolist() == together["row"].tolist(), "no column is named"
+    assert len(members) == 120 and set(members["member"]) == set(os.listdir(plain / "members" / "round-0")) - {
+        *("manifest.json", "outputs.safetensors")
+    }
+    same = ["label", "repeat", "fold"]
+    for _, own in members.groupby("seed"):
+        pd.testing.assert_frame_equal(own.set_index("id")[same].loc[together["id"]], together.set_index("id")[same])
+    page = (Path(__file__).parents[3] / "recipes" / "over" / "folds.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(code.replace("runs/first", str(plain)).replace("runs/second", str(plain)), found)
+    labels = pd.read_parquet(plain / "predictions.parquet").set_index("id")["label"]
+    assert len(found["answers"]) == 30 and (found["answers"] == labels).mean() > 0.5
 
 
 def test_the_ensemble_learns_and_scores_stand_beside_a_baseline(plain: Path) -> None:

@@ -110,9 +110,15 @@ def test_folds_are_the_runs_they_would_be_alone(home: Path, task: str, tmp_path:
 def test_out_of_fold_entities_are_scored_together(home: Path, tmp_path: Path) -> None:
     """F1 of all rows, which is not the mean over folds."""
     values = sections(home, "tag", folds={"k": 3, "seeds": 2}, train={"steps": 12, "learning_rate": 3e-2})
+    values["data"]["columns"] = {"id": "day"}
     found = run(values, tmp_path / "run")
     table = pd.read_parquet(found / "out_of_fold.parquet")
     assert len(table) == 2 * COUNT
+    assert [row.split()[-1] for row in table["row"]] == [str(int(each) + 1) for each in table["id"]]
+    assert {path.name for path in (found / "members").iterdir()} == {*table["member"]}
+    p = [name for name in table if name.startswith("p_")]
+    words = table.explode(["words", *p])
+    assert len(words) == 4 * len(table) and np.allclose(words[p].astype(float).sum(axis=1), 1, atol=1e-5)
     expected = [
         entity_scores.scores(*([tags.split() for tags in own[name]] for name in ("label", "predicted")))
         for _, own in table.groupby("seed")
@@ -125,10 +131,12 @@ def test_out_of_fold_entities_are_scored_together(home: Path, tmp_path: Path) ->
 
 def test_folds_answer_together_by_the_mean_of_their_probabilities(home: Path, tmp_path: Path) -> None:
     values = sections(home, "tag", train={"steps": 8, "learning_rate": 3e-2})
+    values["data"]["columns"] = {"id": "day"}
     found = run(values, tmp_path / "run")
     config = RunConfig.model_validate(values)
     taggers = [tagging.load(found / member(fold), config) for fold in range(FOLDS)]
-    predict(found, str(home / "tag.jsonl"), out=tmp_path / "said.parquet", max_new_tokens=1)
+    write_lines(tmp_path / "tag.jsonl", ({"tokens": row["tokens"]} for row in rows("tag")))  # without ids
+    predict(found, str(tmp_path / "tag.jsonl"), out=tmp_path / "said.parquet", max_new_tokens=1)
     said = pd.read_parquet(tmp_path / "said.parquet")
     part = RunConfig.model_validate(sweep_expansion.trials(config)[0].config.model_dump(mode="json"))
     held = tagging.prepare(part)[1].held_out

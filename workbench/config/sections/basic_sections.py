@@ -176,7 +176,8 @@ class DataConfig(Section):
     columns: Annotated[dict[str, str], BeforeValidator(_of_texts)] = Field(default_factory=dict)
     """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}. {weight: found} names one
     with how often each training row counts in the loss, 1e-6 to 1e6; the loss is divided by the sum of the weights.
-    {id: found} names one with a name of each row of `classify`, which predictions and out_of_fold.parquet carry.
+    {id: found} names one with a name of each row of `classify`, which predictions and out_of_fold.parquet carry, and of
+    `tag`, which out_of_fold.parquet carries.
     {margin: found} names one with by how much the reward of the chosen answer is to be higher (recipe prefer)."""
     ignore: tuple[str, ...] = ()
     """Columns, and keys of messages, that are left out on purpose, such as [images, id]. Others that nothing reads are

@@ -81,7 +81,7 @@ def test_classes_are_learnt_and_the_report_shows_them(taught: Path) -> None:
     assert scores["after"]["accuracy"] > 0.9
     assert scores["after"]["accuracy_low"] < scores["after"]["accuracy"] <= scores["after"]["accuracy_high"]
     found = _predictions(taught)
-    assert list(found)[:4] == ["row", "text", "label", "predicted"] and list(found)[4:] == ["p_rain", "p_snow", "p_sun"]
+    assert list(found) == ["row", "text", "id", "label", "predicted", "p_rain", "p_snow", "p_sun"]
     np.testing.assert_allclose(found.filter(like="p_").sum(axis=1), 1)
     assert float((found["label"] == found["predicted"]).mean()) == pytest.approx(scores["after"]["accuracy"], abs=1e-6)
     assert dict(found["label"].value_counts()) == {"rain": 6, "snow": 6, "sun": 6}, "stratified"
@@ -231,7 +231,7 @@ def test_several_classes_a_row(train: Train) -> None:
     assert scores["after"]["loss"] < 0.7 * scores["before"]["loss"]
     found = _predictions(run)
     assert all(isinstance(label, np.ndarray) for label in found["label"])
-    assert set(found.columns[4:]) == {"p_rain", "p_snow", "p_sun", "p_pet"}
+    assert set(found.columns[5:]) == {"p_rain", "p_snow", "p_sun", "p_pet"}
     assert "Micro-F1" in (run / "report.html").read_text()
     assert evaluate(run, []) == scores["after"]
 
