@@ -21,7 +21,9 @@ from workbench.data.text.quality.survey import Findings, SourceRows
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.evaluation import adversarial_validation
 from workbench.evaluation import perplexity as perplexities
+from workbench.evaluation.adversarial_validation import RowShift
 from workbench.evaluation.frozen_features import LARGEST
 from workbench.models import backbones, output_heads
 from workbench.recipes.load import Recipe, load
@@ -126,7 +128,7 @@ def _spread(length_N: Indices, most: int | None, work: float | None) -> Indices:
     return evenly_spaced(len(length_N), count)
 
 
-PAGE, FLAGS, PERPLEXITIES = "data.html", "flags.parquet", "perplexity.parquet"
+PAGE, FLAGS, PERPLEXITIES, SHIFT = "data.html", "flags.parquet", "perplexity.parquet", "shift.json"
 
 
 class DataReport(NamedTuple):
@@ -137,6 +139,8 @@ class DataReport(NamedTuple):
     """Training rows of each source first, then held-out and test rows where the recipe names files of them."""
     page: Path
     flags: Path
+    shifts: tuple[RowShift, ...]
+    """Whether rows of each held-out and test file can be told from training rows."""
 
 
 def data_report(
@@ -161,7 +165,7 @@ def data_report(
         name: Title of the page; the recipe's where it is empty.
 
     Returns:
-        The `findings` on each file, and the paths of `page` and `flags`.
+        The `findings` on each file, the paths of `page` and `flags`, and the `shifts` of held-out and test files.
 
     Raises:
         ConfigError: `perplexity` is none of these, or the recipe has none.
@@ -187,7 +191,18 @@ def data_report(
         by_title, note = row_perplexities(lenient, [each[:2] for each in sources], tokenizer, base, size)
         read[0] = replace(read[0], notes=(note,) if note else ())
         read = [replace(each, perplexities=_numbered(each, by_title.get(each.title, {}))) for each in read]
-    report = DataReport(config, survey.examine(read), out / PAGE, out / FLAGS)
+    trained = [each for each in read if each.trains and len(each.rows)]
+    shifts = [
+        adversarial_validation.compare(trained, each, seed=config.seed)
+        for each in read
+        if trained and not each.trains and len(each.rows)
+    ]
+    report = DataReport(config, survey.examine(read), out / PAGE, out / FLAGS, tuple(shifts))
+    told = [
+        each._asdict() | {"differences": [own._asdict() for own in each.differences], "verdict": each.sentence}
+        for each in shifts
+    ]
+    files.write_json(out / SHIFT, {"sources": told})
     columns: Mapping[str, list[object]] = {
         "split": [each.read.title for each in report.findings for _ in each.flags],
         "row": [flag.place for each in report.findings for flag in each.flags],
@@ -204,7 +219,9 @@ def data_report(
             for row, value in each.read.perplexities.items()
         ]
         files.write_bytes(out / PERPLEXITIES, pd.DataFrame(lines, columns=["split", "row", "perplexity"]).to_parquet())
-    files.write_bytes(report.page, data_page.page(name or config.recipe, config.data, report.findings).encode())
+    files.write_bytes(
+        report.page, data_page.page(name or config.recipe, config.data, report.findings, report.shifts).encode()
+    )
     return report
 
 

@@ -429,6 +429,7 @@ def data(report: DataReport) -> None:
         flagged.columns[0].no_wrap = True
         OUT.print(flagged)
     _lines(data_page.verdict(findings), *(note for each in findings for note in each.notes))
+    _lines(*(each.sentence for each in report.shifts))
     _lines(f"\nPage: {report.page}    Flags: {report.flags}")
 
 

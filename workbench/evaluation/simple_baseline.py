@@ -36,9 +36,8 @@ def fit(train: LabelledSet, others: LabelledSet, reader: RowReader, *, seed: int
     more; takes seconds. Texts: TF-IDF of words, pairs of words and parts of words; pictures: histograms of oriented
     gradients (Dalal and Triggs, 2005) and of colours."""
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline, make_union
+    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     train = train.subset(np.sort(np.random.default_rng(seed).permutation(len(train))[:MOST]))
@@ -47,21 +46,30 @@ def fit(train: LabelledSet, others: LabelledSet, reader: RowReader, *, seed: int
     if isinstance(train.inputs, PictureRows):
         features, (seen, asked) = (
             PICTURES,
-            (np.stack([*map(_counts, each.inputs.arrays())]) for each in (train, others)),
+            (np.stack([*map(picture_counts, each.inputs.arrays())]) for each in (train, others)),
         )
         model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=100))
     else:
         features, (seen, asked) = TEXTS, ([*map(reader.describe, each.records)] for each in (train, others))
-        words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\S+")
-        letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), sublinear_tf=True, max_features=20_000)
-        model = make_pipeline(make_union(words, letters), LogisticRegression(C=10, max_iter=100))
+        model = make_pipeline(text_features(), LogisticRegression(C=10, max_iter=100))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a rough fit is enough
         model.fit(seen, np.asarray([str(label) for label in train.labels]))
     return Baseline(features, len(train), model.predict(asked))
 
 
-def _counts(picture_HW3: npt.NDArray[np.uint8]) -> NDArray[np.float32]:
+def text_features() -> Any:
+    """What makes TF-IDF of words, pairs of words and parts of words of texts; to be fitted."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.pipeline import make_union
+
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\S+")
+    return make_union(
+        words, TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), sublinear_tf=True, max_features=20_000)
+    )
+
+
+def picture_counts(picture_HW3: npt.NDArray[np.uint8]) -> NDArray[np.float32]:
     """Histograms of oriented gradients, and the square roots of those of each colour in each quarter of a picture."""
     square = np.asarray(cv2.resize(picture_HW3, (SIDE, SIDE), interpolation=cv2.INTER_AREA))
     gradients = cv2.HOGDescriptor((SIDE, SIDE), (16, 16), (8, 8), (8, 8), 9).compute(square)

@@ -14,6 +14,7 @@ from workbench.data.batching import evenly_spaced
 from workbench.data.text.quality import survey
 from workbench.data.text.quality.cleaning import Flag
 from workbench.data.text.quality.survey import Findings
+from workbench.evaluation.adversarial_validation import RowShift
 from workbench.report.picture_section import Album, Picture
 from workbench.report.plots import Axis, Floats, Plot, Series, draw, floats
 from workbench.report.rendering import ends, render
@@ -102,7 +103,7 @@ class Surprise(NamedTuple):
     least: tuple[SurprisingRow, ...]
 
 
-def page(name: str, config: DataConfig, findings: Sequence[Findings]) -> str:
+def page(name: str, config: DataConfig, findings: Sequence[Findings], shifts: Sequence[RowShift] = ()) -> str:
     """The page on the rows of the recipe `name`, as HTML."""
     album = Album()
     samples = class_samples(findings, album)
@@ -128,6 +129,7 @@ def page(name: str, config: DataConfig, findings: Sequence[Findings]) -> str:
         held_out=f"Training rows stand here as they are in the file; a run holds {units.percent(share)} of them out."
         if (share := config.own_share) is not None
         else "",
+        shifts=shifts,
         lengths=length_rows(findings, config),
         sizes=size_rows(findings),
         samples=samples,

@@ -82,6 +82,7 @@ def test_rows_of_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert found["empty_turn"] == ["rows.jsonl, row 15"] and found["unreadable"] == ["rows.jsonl, row 17"]
     said = " ".join(capsys.readouterr().out.split())
     assert "of 16 training rows" in said and "data-report/data.html" in said
+    assert "Held-out: 2 different rows against 15 training rows are too few to say whether they are alike" in said
     texts = pd.read_parquet("data-report/flags.parquet").set_index("rule")["text"]
     assert texts["also_in_evaluation"] == "\n".join(REFUSED.values()) and texts["unreadable"] == ""
     page = Path("data-report/data.html").read_text()
