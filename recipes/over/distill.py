@@ -59,7 +59,7 @@ def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce
     source = find_teacher(config)
     if not run.resumed:
         shutil.rmtree(run.path / STUDENT, ignore_errors=True)  # of a run that failed here under another configuration
-    students.make(config, source, run.home / STUDENT, weights=False, ranks=run.ranks)
+    students.make(config, source, run.home / STUDENT, weights=False, run=run)
     scores: Scores = teaching(base).teach(config, base, source, run, callback)
     if isinstance(base.adapter, Full):
         shutil.rmtree(run.path / STUDENT, ignore_errors=True)  # what was trained stands in adapter/, whole
@@ -159,7 +159,7 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource | None, run:
     """
     tokenizer, template, data = text_run.prepare(base, run)
     require_teachable(config, base, source, tokenizer, template, data)
-    students.make(config, source, run.home / STUDENT, weights=True, callback=callback, ranks=run.ranks)
+    students.make(config, source, run.home / STUDENT, weights=True, rows=data.train, callback=callback, run=run)
     student = text_run.TextRun(base, run, callback, tokenizer, template, data)
     if config.distill.peers is not None:
         distill_peers.train(config, student)

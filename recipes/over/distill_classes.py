@@ -58,7 +58,7 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     """
     reader, data, _ = class_run.prepare(base)
     extra = prepare(config, base, source, data, reader)
-    students.make(config, source, run.home / STUDENT, weights=True, callback=callback, ranks=run.ranks)
+    students.make(config, source, run.home / STUDENT, weights=True, rows=data.train, callback=callback, run=run)
     class_run.note(run, data)
     if extra is not None:
         provenance.note_data(run, {"unlabelled": extra.facts()})

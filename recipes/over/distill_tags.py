@@ -77,7 +77,7 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     """
     tokenizer, data, _ = tagging.prepare(base)
     extra, teachers = prepare(config, base, source, data), find(source, config, data.tags)
-    students.make(config, source, run.home / STUDENT, weights=True, callback=callback, ranks=run.ranks)
+    students.make(config, source, run.home / STUDENT, weights=True, rows=data.train, callback=callback, run=run)
     sets = data.named() | ({} if extra is None else {"unlabelled": extra})
     provenance.note_data(run, data.splits.facts() | ({} if extra is None else {"unlabelled": extra.facts()}))
     callback.say(f"Asking the teacher, {source.name}, about {sum(map(len, sets.values())):,} rows ...")

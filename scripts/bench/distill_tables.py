@@ -135,7 +135,7 @@ def _students(
     best = measuring.scores(teacher)["after"]
     measured: Recipe = {"teacher": best, "students": {}}
     for layers in arguments.layers:
-        student = {"layers": [int(layer) for layer in layers.split(",")]}
+        student = {"layers": [int(layer) for layer in layers.split(",")] if layers[0].isdigit() else layers}
         recipes = {
             f"{layers}/{arm}": {
                 "recipe": "distill",

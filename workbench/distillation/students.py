@@ -18,14 +18,18 @@ from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.config.expansions.distill_expansion import makes_student
 from workbench.config.model_heads import ModelHead
 from workbench.config.sections.distill_config import TEACHER, StudentConfig
+from workbench.data.batching import Examples
 from workbench.data.images.picture_reader import PROCESSOR
 from workbench.data.tagged_rows import TagSet
+from workbench.distillation import layer_importance
+from workbench.distillation.layer_importance import Layers
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
 from workbench.models import backbones, classifier
 from workbench.models.backbones import DTYPES
 from workbench.runs import files
-from workbench.runs.ranks import ALONE, Ranks
+from workbench.runs.ranks import ALONE
+from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 
 
@@ -53,8 +57,9 @@ def make(
     folder: Path,
     *,
     weights: bool,
+    rows: Examples | None = None,
     callback: Callback | None = None,
-    ranks: Ranks = ALONE,
+    run: Run | None = None,
 ) -> None:
     """Write the stock model and the tokenizer that a student starts from into `folder`, atomically.
 
@@ -66,8 +71,11 @@ def make(
         config: Of recipe distill.
         source: The teacher, which `model.id=teacher` asks for.
         weights: False writes config and tokenizer alone, without reading or making weights.
-        ranks: The first of these processes writes, and the others wait.
+        rows: Training rows, by which the important layers are found where the student has these; config.json is that of
+            as many others before.
+        run: Is told which layers were important. The first of its processes writes, and the others wait.
     """
+    ranks = ALONE if run is None else run.ranks
     done = (folder / ("model.safetensors" if weights else "config.json")).is_file()
     if ranks.first and makes_student(config) and not done:
         student = config.distill.student
@@ -98,7 +106,16 @@ def make(
                 backbone = backbones.load(precise, origin.tokenizer, task=origin.task).model
                 model = adapters.merge(adapters.load(backbone, origin.adapter), origin.method)
                 model.to(origin.dtype)  # type: ignore[arg-type]
-            _keep_layers(model, student)
+            important = None
+            if student.by_importance:
+                assert rows is not None, "whoever asks for weights has rows"
+                found = _important_layers(model, student, rows)
+                important = [each.kept for each in found]
+                if callback is not None:
+                    callback.say(f"Layers that it keeps: {'; '.join(', '.join(map(str, each)) for each in important)}.")
+                if run is not None:
+                    run.note(student={"layers": important, "changes": [each.changes for each in found]})
+            _keep_layers(model, student, important)
         # Without a head of its own, what the recipe puts its fresh head on: BERT's body with its pooler.
         kept: Any = model if origin.headed else model.base_model
         with files.new_folder(folder) as aside:
@@ -164,8 +181,21 @@ def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
     return replace(origin, task=task, headed=True, adapter=adapter, method=trained.adapter)
 
 
-def _keep_layers(model: PreTrainedModel, student: StudentConfig) -> None:
-    """Leave only the chosen layers in every stack of `model`, whose configuration counts them.
+def _important_layers(model: PreTrainedModel, student: StudentConfig, rows: Examples) -> list[Layers]:
+    """The layers of each stack that stay, by what the last hidden states are without the others."""
+    model.eval()
+    batch, found = layer_importance.rows_to_read(rows), []
+    for stack in anatomy.blocks(model):
+        lists = [block.rpartition(".")[0] for block in stack]
+        ends = [number for number, each in enumerate(lists) if number == 0 or each != lists[number - 1]]
+        count = len(student.chosen(len(stack)))
+        kept = [*ends, len(stack) - 1] if count > len(ends) else ends
+        found.append(layer_importance.choose(model, stack, kept, count, batch))
+    return found
+
+
+def _keep_layers(model: PreTrainedModel, student: StudentConfig, important: list[list[int]] | None = None) -> None:
+    """Leave only the chosen layers in every stack of `model`, whose configuration counts them. `important`: these.
 
     What only the first layer of a stack holds, such as T5's relative positions, goes over to the new first one.
     """
@@ -174,14 +204,14 @@ def _keep_layers(model: PreTrainedModel, student: StudentConfig) -> None:
     stacks = anatomy.blocks(model)
     if len(stacks) != 1 + model.config.is_encoder_decoder:
         raise _immutable(model, f"they stand in {len(stacks)} stacks")
-    for stack in stacks:
+    for number, stack in enumerate(stacks):
         try:
-            chosen = student.chosen(len(stack))
+            chosen = student.chosen(len(stack)) if important is None else important[number]
         except ValueError as error:
             raise ConfigError(str(error)) from None
         lists: dict[str, list[int]] = {}  # by the list that they stand in; each stage of a backbone has its own
-        for number, block in enumerate(stack):
-            lists.setdefault(block.rpartition(".")[0], []).append(number)
+        for place, block in enumerate(stack):
+            lists.setdefault(block.rpartition(".")[0], []).append(place)
         kept = {path: [number for number in numbers if number in chosen] for path, numbers in lists.items()}
         for stage, (path, numbers) in enumerate(lists.items()):
             if not kept[path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     Field,
@@ -12,7 +12,9 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     field_validator,
+    model_validator,
 )
+from typing_extensions import Self
 
 from workbench.config.sections.basic_sections import ServerAddress
 from workbench.config.task_facts import TaskFacts
@@ -29,7 +31,7 @@ BACKBONE, TEACHER = "backbone", "teacher"
 STUDENT = "student"
 """Where, in a run directory, a student's backbone stands that was made of another one."""
 
-_LAYERS = re.compile(r"(every|first|last)-([1-9]\d*)")
+_LAYERS = re.compile(r"(every|first|last|important)-([1-9]\d*)(%?)")
 
 
 class TeacherConfig(Section):
@@ -57,7 +59,8 @@ class StudentConfig(Section):
     """Blocks of the teacher's architecture that the student has."""
 
     layers: Annotated[Literal["all"] | str | tuple[NonNegativeInt, ...], Unit("numbers of layers")] = "all"
-    """Which layers of the backbone the student has: every-N, first-N, last-N, or a list, the first layer being 0."""
+    """Which layers of the backbone the student has: important-N or important-50%, those without which the last hidden
+    states of 64 training rows change most; every-N, first-N, last-N, or a list, the first layer being 0."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """Initial weights: those of model.id, or random ones."""
 
@@ -66,27 +69,45 @@ class StudentConfig(Section):
     def _known(cls, layers: str | tuple[int, ...]) -> str | tuple[int, ...]:
         if isinstance(layers, str):
             if layers != "all" and not _LAYERS.fullmatch(layers):
-                raise ValueError(f"{layers!r}: write all, every-2, first-4, last-4, or a list such as [0, 2, 4].")
+                raise ValueError(
+                    f"{layers!r}: write all, important-4, important-50%, every-2, first-4, last-4, or a list such as "
+                    "[0, 2, 4]."
+                )
         elif not layers or sorted(set(layers)) != list(layers):
             raise ValueError(f"{list(layers)}: name each layer once, in rising order, such as [0, 2, 4].")
         return layers
 
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        if self.by_importance and self.weights == "random":
+            raise ValueError(f"layers={self.layers}: random weights are all alike. Write layers=first-N.")
+        return self
+
+    @property
+    def by_importance(self) -> bool:
+        """Whether training rows decide which layers stay, and the configuration only how many."""
+        return isinstance(self.layers, str) and self.layers.startswith("important")
+
     def chosen(self, count: int) -> list[int]:
-        """Which of `count` layers stay; raises ValueError where there are not so many."""
+        """Which of `count` layers stay; of important ones as many, spread evenly. Raises ValueError where there are not
+        so many."""
         if not isinstance(self.layers, str):
             chosen = list(self.layers)
         elif self.layers == "all":
             chosen = list(range(count))
         else:
-            how, _, number = self.layers.partition("-")
+            how, number, share = cast("re.Match[str]", _LAYERS.fullmatch(self.layers)).groups()
             every = range(count)
-            wanted = int(number)
+            wanted = max(1, round(count * int(number) / 100)) if share else int(number)
             if wanted > count:
                 raise ValueError(
                     f"distill.student.layers={self.layers}: the backbone has {count} layers. Write {how}-N with a "
                     f"number up to {count}."
                 )
-            chosen = list({"every": every[::wanted], "first": every[:wanted], "last": every[-wanted:]}[how])
+            spread = [round(place * (count - 1) / max(1, wanted - 1)) for place in range(wanted)]
+            chosen = list(
+                {"every": every[::wanted], "first": every[:wanted], "last": every[-wanted:], "important": spread}[how]
+            )
         if chosen[-1] >= count:
             raise ValueError(
                 f"distill.student.layers: there is no layer {chosen[-1]}; the backbone has {count}, the last one being "

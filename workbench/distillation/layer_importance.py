@@ -1,0 +1,125 @@
+"""Which layers a student keeps: those without which its teacher's last hidden states change most.
+
+Layers go one at a time. Of those that change least what they are given (one minus the cosine, the block influence of
+ShortGPT, Men et al. 2024, arXiv:2403.03853) a few are skipped in turn, and that one goes without which the last hidden
+states of some training rows stay closest to the whole model's. The first and the last layer stay.
+
+Legend: B rows, L padded length, D width, N tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from workbench.data.batching import Examples, MicroBatch
+from workbench.models import forward_hooks
+
+ROWS, TOKENS = 64, 1024
+"""Training rows that are read, and their tokens together, but for the first row."""
+TRIED = 6
+"""Layers that are skipped in turn before one goes. SmolLM2-135M, 15 of 30 layers, nats a token on GSM8K: 7.1 by block
+influence alone, 4.7 with 6 (4.9 by the loss, all layers tried each time); every second layer 13.0."""
+
+
+class Layers(NamedTuple):
+    """The layers of a stack that stay, and how it was decided."""
+
+    kept: list[int]
+    changes: list[float]
+    """Mean squared change of the last hidden states with each layer that went, one after another, as a share of their
+    mean square."""
+
+
+def rows_to_read(rows: Examples) -> MicroBatch:
+    """The first rows, as many as are read."""
+    few = int(np.searchsorted(np.cumsum(rows.lengths[:ROWS]), TOKENS, side="right"))
+    return rows.batch(np.arange(max(1, few)))
+
+
+@torch.no_grad()
+def choose(model: PreTrainedModel, stack: Sequence[str], kept: Sequence[int], count: int, batch: MicroBatch) -> Layers:
+    """The `count` layers of a stack that stay.
+
+    Args:
+        stack: Paths of its layers.
+        kept: Layers that stay in any case.
+        batch: Of the training rows.
+    """
+    left, changes = list(range(len(stack))), []
+    whole_ND = _last_hidden(model, batch)
+    tails = dict[nn.Module, Any]()
+
+    def change(skipped: set[int]) -> float:
+        with _skipping(model, [stack[number] for number in skipped], tails):
+            return float((_last_hidden(model, batch) - whole_ND).square().mean() / whole_ND.square().mean())
+
+    while len(left) > max(count, len(kept)):
+        gone = {*range(len(stack))} - {*left}
+        with _skipping(model, [stack[number] for number in gone], tails):
+            influence = _influence(model, stack, left, batch, tails)
+        free = sorted(set(left) - set(kept), key=lambda number: influence[number])
+        found = {number: change(gone | {number}) for number in free[:TRIED]}
+        worst = min(found, key=lambda number: found[number])
+        left.remove(worst)
+        changes.append(round(found[worst], 6))
+    return Layers(left, changes)
+
+
+def _last_hidden(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Last hidden states of all real tokens (N, D) in float32, or of whole pictures."""
+    hidden = model.base_model(**batch.inputs)[0].float()
+    mask_BL = batch.inputs.get("decoder_attention_mask", batch.inputs.get("attention_mask"))
+    if mask_BL is None and batch.lengths_B is not None:
+        mask_BL = torch.arange(batch.width) < batch.lengths_B[:, None]
+    if mask_BL is None or mask_BL.shape != hidden.shape[:2]:
+        return hidden.flatten(0, 1)  # type: ignore[no-any-return]
+    return hidden[mask_BL.bool()]  # type: ignore[no-any-return]
+
+
+def _influence(
+    model: PreTrainedModel, stack: Sequence[str], left: Sequence[int], batch: MicroBatch, tails: dict[nn.Module, Any]
+) -> dict[int, float]:
+    """How much each layer changes what it is given. Notes in `tails` what a layer returns beside hidden states."""
+    found = dict[int, float]()
+
+    def watch(number: int) -> Callable[..., None]:
+        def seen(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            before, after = forward_hooks.hidden_of(given, named), output[0] if isinstance(output, tuple) else output
+            same = before.shape == after.shape  # a layer that halves a picture changes it altogether
+            found[number] = 1 - float(F.cosine_similarity(before.float(), after.float(), dim=-1).mean()) if same else 2
+            tails.setdefault(layer, output[1:] if isinstance(output, tuple) else None)
+
+        return seen
+
+    layers = {number: model.get_submodule(stack[number]) for number in left}
+    handles = [layer.register_forward_hook(watch(number), with_kwargs=True) for number, layer in layers.items()]
+    model.base_model(**batch.inputs)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+@contextmanager
+def _skipping(model: PreTrainedModel, paths: Sequence[str], tails: dict[nn.Module, Any]) -> Iterator[None]:
+    """Inside it, these layers hand on the hidden states that they are given."""
+    layers = [model.get_submodule(path) for path in paths]
+    for layer in layers:
+
+        def handed_on(*given: Any, tail: Any = tails[layer], **named: Any) -> Any:
+            hidden = forward_hooks.hidden_of(given, named)
+            return hidden if tail is None else (hidden, *tail)
+
+        forward_hooks.reroute(layer, handed_on)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            forward_hooks.restore(layer)
