@@ -40,10 +40,11 @@ from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
-from workbench.recipes.over import distill_peers
+from workbench.recipes.over import distill_control, distill_peers
 from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.task import MembersAtOnce
 from workbench.recipes.tasks.sft import text_run
+from workbench.runs import files
 from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
 from workbench.training import packing
@@ -161,14 +162,17 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource | None, run:
     require_teachable(config, base, source, tokenizer, template, data)
     students.make(config, source, run.home / STUDENT, weights=True, rows=data.train, callback=callback, run=run)
     student = text_run.TextRun(base, run, callback, tokenizer, template, data)
+    more = distill_control.trained(config, source, student)
     if config.distill.peers is not None:
         distill_peers.train(config, student)
+    elif not config.distill.asks_teacher:
+        student.train()
     else:
         student.train(supervise(config, base, source, run, data, tokenizer, callback))
     facts = run.manifest.get("distill", {})
-    if (loss := facts.get("teacher_loss")) is None:
-        return student.finish()
-    return student.finish({"teacher": {"loss": loss, **facts.get("teacher_losses", {})}})
+    if (loss := facts.get("teacher_loss")) is not None:
+        more = {"teacher": {"loss": loss, **facts.get("teacher_losses", {})}, **more}
+    return student.finish(more)
 
 
 def supervise(
@@ -207,7 +211,7 @@ def supervise(
                 run.note(distill={"teacher": source.name, "aligned": universal.share_aligned})
             else:
                 teacher = live
-                _note(run, source, live, data, callback)
+                _note(config, run, source, live, data, callback)
         if section.on_policy.share:
             write = on_policy.shared(on_policy.writer(model, tokenizer, section.on_policy), run.ranks)
             stop = evaluation.stop_tokens(tokenizer, data.train)
@@ -263,7 +267,7 @@ def cache(
         asking = teacher_cache.LiveQuestions(data.train, live, section, len(tokenizer), 8192, device, ranks)
         teacher_cache.write(folder, data.train, asking, wanted, callback=callback, ranks=ranks)
         if run is not None:
-            _note(run, source, live, data, callback)
+            _note(config, run, source, live, data, callback)
     cached = CachedTeacher(folder, data.train, section, wanted)
     if run is not None:
         run.note(distill={**run.manifest.get("distill", {}), "cache": cached.facts})
@@ -277,14 +281,23 @@ def _no_packing(source: TeacherSource | None, read: Examples) -> str | None:
 
 
 def _note(
-    run: Run, source: TeacherSource, live: teachers.LiveTeacher, data: Splits[TokenizedSet], callback: Callback
+    config: RunConfig,
+    run: Run,
+    source: TeacherSource,
+    live: teachers.LiveTeacher,
+    data: Splits[TokenizedSet],
+    callback: Callback,
 ) -> None:
-    """How good the teacher is, once in a run, by its first process."""
+    """How good the teacher is, once in a run, by its first process; one that knows less than the student is refused."""
     if not run.ranks.first or run.manifest.get("distill", {}).get("teacher") == source.name:
         return
     callback.say("Scoring the teacher ...")
-    rows, facts = data.held_out, {"teacher": source.name, "teacher_loss": live.loss(data.held_out)}
+    rows: TokenizedSet = data.held_out
+    facts: dict[str, Any] = {"teacher": source.name, "teacher_loss": live.loss(rows)}
     of_sets = named_sets.scored(rows, lambda own: {"loss": live.loss(rows.subset(own))})
+    start = files.read_json(run.path / "before.json").get("scores")
+    if start is not None:
+        distill_control.require_useful(config, source.name, {"loss": facts["teacher_loss"]}, start)
     run.note(distill={**facts, **({"teacher_losses": of_sets} if of_sets else {}), "shared": live.shared})
 
 

@@ -26,6 +26,7 @@ from workbench.losses.class_losses import criterion
 from workbench.models import backbones, classifier
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier
+from workbench.recipes.over import distill_control
 from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.tasks.classify import class_run
 from workbench.runs import provenance
@@ -62,12 +63,17 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     class_run.note(run, data)
     if extra is not None:
         provenance.note_data(run, {"unlabelled": extra.facts()})
-    teacher_outputs = class_distillation.teacher_outputs(config, source, data, extra, run, callback)
     student = class_run.ClassRun(base, run, callback, reader, data)
-    student.train(_supervise(config, base, source, data, extra, teacher_outputs))
+    if not config.distill.asks_teacher:
+        student.train()
+        return student.finish(distill_control.trained(config, source, student))
+    teacher_outputs = class_distillation.teacher_outputs(config, source, data, extra, run, callback)
     scores = {"teacher": classification_scores.scores_of(data.labels, teacher_outputs.held_out_NC, data.held_out)}
     if data.test is not None and teacher_outputs.test_NC is not None:
         scores["teacher_test"] = classification_scores.scores_of(data.labels, teacher_outputs.test_NC, data.test)
+    distill_control.require_useful(config, source.name, scores["teacher"], student.guessed())
+    scores |= distill_control.trained(config, source, student)
+    student.train(_supervise(config, base, source, data, extra, teacher_outputs))
     return student.finish(scores)
 
 

@@ -26,6 +26,7 @@ from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
 from workbench.models import backbones, exported
 from workbench.models.backbones import Backbone
+from workbench.recipes.over import distill_control
 from workbench.recipes.single.single_run import Scores, Supervise
 from workbench.recipes.tasks.tag import TagConfig
 from workbench.recipes.tasks.tag import task as tagging
@@ -80,6 +81,10 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     students.make(config, source, run.home / STUDENT, weights=True, rows=data.train, callback=callback, run=run)
     sets = data.named() | ({} if extra is None else {"unlabelled": extra})
     provenance.note_data(run, data.splits.facts() | ({} if extra is None else {"unlabelled": extra.facts()}))
+    student = TagRun(base, run, callback, tokenizer, data)
+    if not config.distill.asks_teacher:
+        student.train()
+        return student.finish(distill_control.trained(config, source, student))
     callback.say(f"Asking the teacher, {source.name}, about {sum(map(len, sets.values())):,} rows ...")
     said = run.ranks.agreed(asked(teachers, data.tags, sets) if run.ranks.first else {})
     scores = {
@@ -87,8 +92,9 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
         for name, split in (("teacher", "held_out"), ("teacher_test", "test"))
         if split in sets
     }
+    distill_control.require_useful(config, source.name, scores["teacher"], student.guessed())
     run.note(distill={"teacher": source.name, "teacher_loss": scores["teacher"]["loss"]})
-    student = TagRun(base, run, callback, tokenizer, data)
+    scores |= distill_control.trained(config, source, student)
     student.train(supervise(config, student, extra, said))
     return student.finish(scores)
 

@@ -42,7 +42,9 @@ WRITTEN = {
     "one bound": Case("distill.temperature: [4]", "write one number, or two: from, to", "distill.temperature=[4]"),
     "three bounds": Case("distill.alpha: [0, 1, 0]", "write one number, or two", "distill.alpha=[0,1,0]"),
     "layers misspelt": Case(
-        "distill.student.layers: 'evry-2'", "write all, important-4, important-50%, every-2", "distill.student.layers=evry-2"
+        "distill.student.layers: 'evry-2'",
+        "write all, important-4, important-50%, every-2",
+        "distill.student.layers=evry-2",
     ),
     "layers unsorted": Case("distill.student.layers: [2, 0]", "in rising order", "distill.student.layers=[2,0]"),
     "layers twice": Case("distill.student.layers: [2, 2]", "each layer once", "distill.student.layers=[2,2]"),

@@ -116,10 +116,13 @@ def outcome(run: Path) -> str:
             _examples(predictions, "text" if "text" in predictions else "row", ("label", "predicted"))
         else:
             _examples(predictions, "prompt", ("reference", "before", "after"))
-        from workbench.report import findings, run_record
+        from workbench.report import findings, run_record, teacher_worth
 
-        for finding in findings.findings(run_record.read(run)):
-            if finding.tone == "warning":
+        record = run_record.read(run)
+        if (worth := teacher_worth.worth(record)) is not None:
+            _lines(f"\n{worth.sentence}")
+        for finding in findings.findings(record):
+            if finding.text != (worth and worth.sentence) and finding.tone == "warning":
                 _lines(f"\n{finding.text}")
         _lines(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}")
         _next(run)

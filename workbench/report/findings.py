@@ -8,7 +8,7 @@ from typing import NamedTuple
 from workbench.config.sections.classes_config import rarest
 from workbench.config.sections.schedule_config import ScheduleConfig
 from workbench.evaluation import frozen_features
-from workbench.report import class_section, crossval_section, sweep_sections, task_sections
+from workbench.report import class_section, crossval_section, sweep_sections, task_sections, teacher_worth
 from workbench.report.crossval_section import Tone
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
@@ -65,6 +65,9 @@ def findings(record: RunRecord) -> list[Finding]:
 def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
     yield from crossval_section.sentences(record)
     yield from task_sections.reinforce_signs(record)
+    if (worth := teacher_worth.worth(record)) is not None:
+        tones: dict[str, Tone] = {"helped": "good", "harmed": "warning"}
+        yield tones.get(worth.verdict, "plain"), worth.sentence
     manifest, after = record.manifest, record.scores.get("after", {})
     save, data = record.config.get("save", {}), manifest.get("data", {}).get("train") or {}
 
@@ -81,6 +84,8 @@ def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
             text = f"Held-out loss: teacher {teacher['loss']:.2f}, student {after['loss']:.2f} {record.unit}."
         if (cache := manifest.get("distill", {}).get("cache")) is not None:
             text += f" What the teacher says was read from a cache of {cache['bytes_per_token']:.0f} bytes a token."
+        if worth is None:
+            text += " Whether the student needed the teacher was not measured: distill.control=true would tell."
         yield "plain", text
     if text := frozen_features.sentence(record.probe, after=after.get("accuracy")):
         yield "plain", text

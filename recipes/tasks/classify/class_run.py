@@ -161,12 +161,15 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
 
     def finish(self, more: Mapping[str, Any] | None = None) -> Scores:
         """See `SingleRun`. The start is what can be said without looking at a row: a fresh head says nothing."""
-        data = self.data
         if self.run.ranks.first:
-            baseline = classification_scores.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
-            before = classification_scores.scores_of(data.labels, baseline, data.held_out)
-            files.write_json(self.run.path / "before.json", {"scores": before})
+            files.write_json(self.run.path / "before.json", {"scores": self.guessed()})
         return super().finish(more)
+
+    def guessed(self) -> Mapping[str, float]:
+        """Scores of saying the same of every held-out row: the classes' shares, or the mean."""
+        data = self.data
+        baseline = classification_scores.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
+        return classification_scores.scores_of(data.labels, baseline, data.held_out)
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> Classifier:
         return classifier.classification_model(model, backbone.model, self.reader, self.data.labels)

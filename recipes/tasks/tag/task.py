@@ -357,16 +357,16 @@ class TagRun(WordRun[Tagger, TaggedSet]):
     def finish(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """See `SingleRun`. The start is the most frequent tag of the training rows: a fresh head says nothing."""
         if self.run.ranks.first:
-            share_C = np.bincount(
-                np.concatenate([each.labels for each in self.data.train.encoded]), minlength=len(self.data.tags.names)
-            )
-            p_C = share_C / share_C.sum()
-            held_out = self.data.held_out
-            p_RSC = [np.tile(p_C, (int(count), 1)) for count in held_out.supervised]
-            p_RWC = [np.tile(p_C, (len(row.words), 1)) for row in held_out.rows]
-            before = scores_of(self.data.tags, held_out, p_RWC, p_RSC, strict=self.config.section(TagConfig).strict)
-            files.write_json(self.run.path / "before.json", {"scores": before})
+            files.write_json(self.run.path / "before.json", {"scores": self.guessed()})
         return super().finish(more)
+
+    def guessed(self) -> Mapping[str, float]:
+        """Scores of saying the same of every held-out word: how frequent tags are."""
+        labels = np.concatenate([each.labels for each in self.data.train.encoded])
+        p_C, held_out = np.bincount(labels, minlength=len(self.data.tags.names)) / len(labels), self.data.held_out
+        p_RSC = [np.tile(p_C, (int(count), 1)) for count in held_out.supervised]
+        p_RWC = [np.tile(p_C, (len(row.words), 1)) for row in held_out.rows]
+        return scores_of(self.data.tags, held_out, p_RWC, p_RSC, strict=self.config.section(TagConfig).strict)
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> Tagger:
         return Tagger(model, backbone.model, self.tokenizer, self.data.tags)

@@ -118,9 +118,9 @@ def test_a_sentence_encoder_and_pictures_lose_what_matters_least(tmp_path: Path)
 def test_how_many_layers_are_important() -> None:
     assert StudentConfig(layers="important-50%").chosen(30) == StudentConfig(layers="important-15").chosen(30)
     assert len(StudentConfig(layers="important-1%").chosen(12)) == 1
-    with pytest.raises(ValueError, match="the backbone has 4 layers. Write important-N with a number up to 4"):
+    with pytest.raises(ValueError, match=r"the backbone has 4 layers. Write important-N with a number up to 4"):
         StudentConfig(layers="important-9").chosen(4)
-    with pytest.raises(ValidationError, match="random weights are all alike. Write layers=first-N"):
+    with pytest.raises(ValidationError, match=r"random weights are all alike. Write layers=first-N"):
         StudentConfig(layers="important-2", weights="random")
 
 

@@ -30,6 +30,9 @@ def as_plain_run(config: Run) -> Run:
     if section.teacher.id is None and section.peers is None and section.cache.folder is None:
         what = "name a teacher. Write a run directory, a folder or a hub id of a model, or `backbone`."
         mistakes.append(("distill.teacher.id", what))
+    if section.control is True and config.budget.timed:
+        why = "trains the student twice, and budget.time is for one training"
+        mistakes.append(("distill.control=true", f"{why}. Write train.steps or train.epochs in place of budget.time."))
     if config.model.id == TEACHER and section.teacher.id is None:
         mistakes.append(("model.id", "`teacher` asks for the weights of distill.teacher.id, which is not there."))
     if config.model.id == TEACHER and section.teacher.url is not None:

@@ -1,0 +1,73 @@
+"""The control of a distillation: the same student on labels alone, so that a run can say what its teacher was worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.config import ModelConfig, RunConfig
+from workbench.config.expansions.member_runs import Trial
+from workbench.config.model_heads import ModelHead
+from workbench.distillation.teacher_sources import TeacherSource
+from workbench.errors import ConfigError
+from workbench.models import backbones
+from workbench.recipes.over import member_results
+from workbench.recipes.single.single_run import SingleRun
+from workbench.report.teacher_worth import CONTROL
+from workbench.runs import files
+
+STEP, ASKED = 6, 2
+"""Operations for each parameter and token of a training step, and of a forward pass (Kaplan et al. 2020, 2.1)."""
+
+
+def wanted(config: RunConfig, source: TeacherSource | None, model: ModelConfig, head: ModelHead) -> bool:
+    """Whether the student trains on labels alone, too: as `distill.control` says, or where that takes less than a third
+    of the run. `model`, `head`: the student's."""
+    section = config.distill
+    if section.control != "auto":
+        return section.control
+    if source is None or not section.asks_teacher or config.budget.timed:
+        return False
+    if section.on_policy.share:
+        return True  # answers are written token by token
+    student, teacher = (backbones.skeleton(each, task=head).num_parameters() for each in (model, source.model))
+    asked_once = not config.task.tokens or section.cache.folder is not None
+    passes = ASKED * teacher * max(1, len(source.adapters)) / ((config.train.epochs or 1) if asked_once else 1)
+    return 3 * STEP * student < STEP * student + passes
+
+
+def trained(config: RunConfig, source: TeacherSource | None, student: SingleRun[Any, Any]) -> dict[str, Any]:
+    """Scores of the control, to stand beside the student's; none where none is wanted. It is a run directory of its
+    own, `control`, which trains before the student and goes on where it stopped."""
+    if not wanted(config, source, student.config.model, student.task):
+        return {}
+    run = student.run.child(CONTROL)
+    if run.ranks.first:
+        member_results.opened(run, Trial(CONTROL, {}, student.config, 0))
+    run.ranks.wait()
+    control = student.as_member(student.config, run)
+    if not run.ranks.agreed(run.adapter.exists()):
+        control.callback.say("Control: the same student on labels alone, in control/.")
+        control.train()
+    member_results.finish(control)
+    scores = files.read_json(run.home / "scores.json")
+    return {name: scores[split] for name, split in ((CONTROL, "after"), (f"{CONTROL}_test", "test")) if split in scores}
+
+
+def require_useful(config: RunConfig, name: str, teacher: Mapping[str, float], start: Mapping[str, float]) -> None:
+    """Refuse a teacher that knows less of the held-out rows than what the student starts from, or than guessing.
+
+    Args:
+        name: Of the teacher.
+        teacher: Its scores.
+        start: Those of the untrained student or, with classes, of saying the same of every row.
+    """
+    score = next((each for each in ("accuracy", "exact_match") if each in teacher and each in start), "loss")
+    worse = teacher[score] > 1.001 * start[score] if score == "loss" else teacher[score] < start[score]
+    if worse and config.distill.control is not True:
+        than = "the student before training" if config.task.tokens else "guessing"
+        found = f"its held-out {score.replace('_', ' ')} is {teacher[score]:.4g}, worse than that of {than}"
+        raise ConfigError(
+            f"distill.teacher.id={name}: {found}, {start[score]:.4g}. Name a teacher that has learnt this task, or "
+            "write distill.control=true, which measures what it is worth."
+        )

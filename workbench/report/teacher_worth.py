@@ -1,0 +1,73 @@
+"""What a teacher was worth: a distilled student against its control, the same student on labels alone, row by row."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import pandas as pd
+
+from workbench.evaluation import comparison, held_out_losses
+from workbench.evaluation.comparison import PairedScore
+from workbench.report import run_record
+from workbench.report.run_record import RunRecord
+
+CONTROL = "control"
+"""Folder of the control in the run directory, and its column in scores.json."""
+FALLING = ("loss", "rmse", "mae")
+"""Scores of which less is better."""
+
+
+class Worth(NamedTuple):
+    """A verdict, and the sentence that gives its numbers."""
+
+    verdict: Literal["helped", "no difference", "harmed"]
+    sentence: str
+
+
+def worth(record: RunRecord) -> Worth | None:
+    """What the teacher was worth on the held-out rows; None where no control was scored."""
+    folder = record.folder / CONTROL
+    if CONTROL not in record.scores or not (folder / "scores.json").exists():
+        return None
+    control = run_record.read(folder)
+    found = _main(_pairs(record, control), record)
+    if found is None:
+        return None
+    text = _told(found, "held-out")
+    name = "test_predictions.parquet"
+    if (folder / name).exists() and (record.folder / name).exists():
+        tables = (pd.read_parquet(each / name) for each in (folder, record.folder))
+        if tested := next((each for each in comparison.compare(*tables) if each.name == found.name), None):
+            text += f"; {_told(tested, 'test')}"
+    verdict = _verdict(found)
+    words = {"helped": "The teacher helped", "harmed": "The teacher harmed"}
+    return Worth(verdict, f"{words.get(verdict, 'The teacher made no difference beyond chance')}: {text}.")
+
+
+def _pairs(record: RunRecord, control: RunRecord) -> list[PairedScore]:
+    losses = [held_out_losses.read(each.folder) for each in (control, record)]
+    found = comparison.compare(control.predictions, record.predictions)
+    if losses[0] is not None and losses[1] is not None:
+        loss = held_out_losses.compare(losses[0], losses[1])
+        found = found if isinstance(loss, str) else [loss, *found]
+    return found
+
+
+def _main(pairs: list[PairedScore], record: RunRecord) -> PairedScore | None:
+    """The score that decides: the task's own where rows have it, else the first."""
+    known = {each.name: each for each in pairs}
+    return known.get("accuracy") if record.classifies and "accuracy" in known else next(iter(pairs), None)
+
+
+def _verdict(score: PairedScore) -> Literal["helped", "no difference", "harmed"]:
+    if score.interval is None or score.interval[0] <= 0 <= score.interval[1]:
+        return "no difference"
+    return "helped" if (score.difference < 0) == (score.name in FALLING) else "harmed"
+
+
+def _told(score: PairedScore, rows: str) -> str:
+    low, high = score.interval or (0.0, 0.0)
+    return (
+        f"{rows} {score.name.replace('_', ' ')} {score.second:.4g}, on labels alone {score.first:.4g} "
+        f"({score.difference:+.4f}; 95 %: {low:+.4f} to {high:+.4f}, {score.rows:,} rows)"
+    )
