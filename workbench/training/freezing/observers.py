@@ -99,7 +99,8 @@ def of(freezer: Freezer, trainable: Mapping[str, nn.Parameter], run: Callable[[]
 
 
 class GradientSums:
-    """The sum of each parameter's gradients over an interval. Parameters without gradients take no memory.
+    """The sum of each parameter's gradients over an interval, of SAMPLED values that stand for all: all of MiniLM's
+    made a step 8 % longer and took a tenth more memory. Parameters without gradients take no memory.
 
     Args:
         layers: Layer of each parameter, by name.
@@ -117,10 +118,11 @@ class GradientSums:
         for name, parameter in self._trainable.items():
             if parameter.grad is None:
                 continue
+            values_S = parameter.grad.flatten()[:: _stride(parameter)]
             if name in self._sums:
-                self._sums[name] += parameter.grad
+                self._sums[name] += values_S
             else:
-                self._sums[name] = parameter.grad.clone()
+                self._sums[name] = values_S.clone()
 
     def finish(self, trains: Sequence[bool] = ()) -> tuple[float, ...]:
         """End the interval: the norm of each layer's sum, NaN where there was no gradient.
@@ -129,7 +131,7 @@ class GradientSums:
         """
         norms = [math.nan] * (self._blocks + 2)
         for name, total in self._sums.items():
-            layer, norm = self._layers[name], float(total.abs().sum())
+            layer, norm = self._layers[name], float(total.abs().sum()) * _stride(self._trainable[name])
             norms[layer] = norm if math.isnan(norms[layer]) else norms[layer] + norm
         self._sums = {}
         return tuple(norms)
@@ -273,4 +275,9 @@ class ValueWays:
 def sample(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
     """The followed values of these parameters (S), the same ones of each at any time."""
     flat = [values[name].detach().flatten() for name in names]
-    return torch.cat([part[:: max(1, part.numel() // SAMPLED)] for part in flat]).clone()
+    return torch.cat([part[:: _stride(part)] for part in flat]).clone()
+
+
+def _stride(values: Tensor) -> int:
+    """Distance between the values of a tensor that are followed."""
+    return max(1, values.numel() // SAMPLED)

@@ -92,12 +92,23 @@ def test_sums_go_on_after_a_resume_as_if_nothing_had_been() -> None:
 
 
 def test_loading_does_not_change_what_was_loaded() -> None:
-    trainable, saved = parameters(), {"two": torch.ones(3, 2)}
+    trainable, saved = parameters(), {"two": torch.ones(6)}
     sums = GradientSums(LAYERS, trainable, blocks=3)
     sums.load(saved)
     step(trainable, seed=0)
     sums.look()
-    assert torch.equal(saved["two"], torch.ones(3, 2))
+    assert torch.equal(saved["two"], torch.ones(6))
+
+
+def test_a_sample_of_the_gradients_stands_for_all() -> None:
+    trainable = {"two": torch.nn.Parameter(torch.zeros(700, 900))}
+    sums, whole = GradientSums(LAYERS, trainable, blocks=3), torch.zeros(700, 900)
+    for seed in range(3):
+        trainable["two"].grad = torch.randn(700, 900, generator=torch.Generator().manual_seed(seed))
+        whole += trainable["two"].grad
+        sums.look()
+    assert sum(each.numel() for each in sums.state().values()) <= 2 * observers.SAMPLED
+    assert sums.finish()[LAYERS["two"]] == pytest.approx(float(whole.abs().sum()), rel=0.1)
 
 
 def written_out(a_BLD: Tensor, b_BLE: Tensor) -> float:
@@ -207,8 +218,11 @@ def _same(observed: tuple[Observation, ...], wanted: tuple[Observation, ...]) ->
     )
 
 
-def test_sums_of_gradients_are_those_of_the_interval_before_they_are_clipped(tmp_path: Path) -> None:
+def test_sums_of_gradients_are_those_of_the_interval_before_they_are_clipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Written out a second time: plain gradients of each batch, at the values that each step began with."""
+    monkeypatch.setattr(observers, "SAMPLED", 10**9)  # all of them
     model = build("Llama", tie_word_embeddings=False)
     config = configured(
         adapter=FULL,
