@@ -18,7 +18,7 @@ from workbench.crossval.prediction import OUT_OF_FOLD, OUT_OF_FOLD_MEMBERS
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import classification_scores, prediction_table, thumbnails, training_dynamics
+from workbench.evaluation import classification_scores, prediction_table, simple_baseline, thumbnails, training_dynamics
 from workbench.evaluation.frozen_features import FrozenProbe
 from workbench.models import classifier
 from workbench.runs import files
@@ -81,6 +81,17 @@ def write(
         scores["test"] = classification_scores.value_scores_of(shipped, predictions.test_TC, data.test)
     if refit is not None:
         scores["refit"] = refit
+    if simple_baseline.wanted(context.fold_context.config, context.run):
+        splits = {each.split.fold: each.split for each in context.members if each.split.repeat == 0}
+        found = simple_baseline.quick_folds(
+            labels,
+            data.rows,
+            [(data.training(split), split.validation_N) for split in splits.values()],
+            context.fold_context.reader,
+            predictions.oof_NC if rule is None else rule.oof_NC,
+            seed=context.fold_context.config.seed,
+        )
+        scores |= simple_baseline.told(found, context.run, context.callback.say)
     files.write_json(context.run.path / "scores.json", scores)
     return scores
 

@@ -16,7 +16,6 @@ from workbench.data.labelled.fold_data import FoldData
 from workbench.errors import ConfigError
 from workbench.evaluation import classification_scores, frozen_features, run_embedder
 from workbench.evaluation.serving.served_models import ServedModel
-from workbench.models import classifier
 from workbench.recipes.over.crossval_labelled import prepare
 from workbench.recipes.task import PredictionTable, ScoringOptions
 from workbench.recipes.tasks.classify import picture_checks, served_classes
@@ -53,10 +52,9 @@ class CrossvalInspection:
 def inspect(config: RunConfig) -> CrossvalInspection:
     """Everything that `run` does before it trains."""
     reader, data, _, targets, about_stages = prepare(config)
-    task = classifier.task(data.labels, seed=config.seed)
     look = partial(frozen_features.of_folds, config, reader, data.rows, data.folds.fold_RN[0])
     members = fold_adapters(data.folds, seeds=config.folds.seeds)
-    rows = max(len(data.training(each.split)) for each in members)
+    rows, split = max(len(data.training(each.split)) for each in members), members[0].split
     pictures = picture_checks.inspect(config, reader, data.rows, data.labels)
     return CrossvalInspection(
         config=config,
@@ -72,7 +70,9 @@ def inspect(config: RunConfig) -> CrossvalInspection:
             *([suspects.sentence(data.folds, seeds=config.folds.seeds)] if config.data.drop_suspects else ()),
         ],
         pictures=pictures,
-        probe=frozen_features.in_check(config, task, data.rows.lengths, look),
+        probe=frozen_features.in_check(
+            config, data.labels, data.training(split), data.rows.subset(split.validation_N), reader, look
+        ),
     )
 
 

@@ -209,6 +209,7 @@ class SingleRun(ABC, Generic[M, R]):
             return {}
         before = files.read_json(run.path / "before.json")
         scores = {"before": before["scores"]} | {name: each.scores for name, each in scored.items()} | dict(more or {})
+        scores |= self.beside(scored["after"].outputs)
         with run.deadline.phase("report"):
             files.write_json(run.path / "scores.json", scores)
             self.write_predictions(saved, scored["after"].outputs, before)
@@ -418,6 +419,10 @@ class SingleRun(ABC, Generic[M, R]):
     def predictions(self, model: M, rows: R, outputs: Any, before: Mapping[str, Any]) -> pd.DataFrame:
         """Labelled rows and what the model says of each. `before`: what the untrained backbone said of them, by place;
         empty where it was not asked."""
+
+    def beside(self, outputs: Any) -> dict[str, Any]:
+        """Scores of a simpler model on the held-out rows, from the outputs of this one; told to the user."""
+        return {}
 
     def write_predictions(self, model: M, outputs: Any, before: Mapping[str, Any]) -> None:
         """Write predictions.parquet, of the held-out rows."""

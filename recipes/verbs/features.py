@@ -12,14 +12,14 @@ import pandas as pd
 
 from workbench.config import RunConfig
 from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.records import RowReader
 from workbench.data.labelled.text_reader import TextReader, augmented_texts
 from workbench.errors import ConfigError
-from workbench.evaluation import comparison, label_preservation, simple_baseline
-from workbench.evaluation.comparison import PairedScore
-from workbench.evaluation.frozen_features import Floats, Probe, cached_features, linear_probe, probe
+from workbench.evaluation import frozen_features, label_preservation, simple_baseline
+from workbench.evaluation.frozen_features import Probe, cached_features, linear_probe, probe
 from workbench.evaluation.label_preservation import LabelPreservation, Rewriting
-from workbench.evaluation.simple_baseline import Baseline
+from workbench.evaluation.simple_baseline import Beside
 from workbench.recipes.load import Recipe, load
 from workbench.recipes.over import crossval_labelled
 from workbench.recipes.single import streamed_rows
@@ -28,36 +28,38 @@ from workbench.runs import files
 
 
 class Known(NamedTuple):
-    """Share of labels that features tell, of rows that were not looked at."""
+    """What features tell of the labels of rows that were not looked at."""
 
-    classes: int
-    probe: Probe
-    likeliest: float
+    baseline: Beside
+    """The linear probe (`score.first`) and a simple model without a backbone (`score.second`) on those rows."""
+    classes: int = 0
+    probe: Probe | None = None
+    """Shares of rows whose one class is told; None of other labels."""
+    likeliest: float = 0.0
     """Share of those rows that have the most frequent class of the others."""
-    baseline: PairedScore
-    """Accuracy of the linear probe (`first`) and of a simple classifier without a backbone (`second`) on those rows."""
-    fitted: int
-    """Training rows that the simple classifier was fitted to."""
 
     @property
     def sentence(self) -> str:
-        """What the simple classifier reaches, and whether the backbone is what holds back."""
+        """What the simple model reaches, and whether the backbone is what holds back."""
+        found, ahead = self.baseline, self.baseline.ahead
+        name, second = found.score.name, found.score.second
         reached = (
-            f"Without a backbone, logistic regression on {self.baseline.name} of {self.fitted:,} rows gets "
-            f"{self.baseline.second:.1%} right ({self.baseline.difference:+.1%} to the linear probe"
+            f"Without a backbone, {found.model} on {found.features} of {found.rows:,} rows reaches {name} "
+            f"{second:.3f}, the linear probe {found.score.first:.3f}, the same answer for every row {found.floor:.3f} "
+            f"(difference {found.score.difference:+.3f}"
         )
-        if self.baseline.interval is None:
+        if ahead is None or found.score.interval is None:
             return f"{reached}; no interval, as no row differs or there are too few)."
-        low, high = self.baseline.interval
+        low, high = found.score.interval
         verdict = (
-            "surely more than the backbone's frozen features. A trained model should beat this number; where it does "
+            "surely better than the backbone's frozen features. A trained model should beat this number; where it does "
             "not, try another model.id"
-            if low > 0
-            else "surely less than the backbone's frozen features"
-            if high < 0
+            if ahead[0] > 0
+            else "surely worse than the backbone's frozen features"
+            if ahead[1] < 0
             else "no sure difference from the backbone's frozen features"
         )
-        return f"{reached}, 95 % interval {low:+.1%} to {high:+.1%}): {verdict}."
+        return f"{reached}, 95 % interval {low:+.3f} to {high:+.3f}): {verdict}."
 
 
 class ProbedFeatures(NamedTuple):
@@ -66,26 +68,27 @@ class ProbedFeatures(NamedTuple):
     rows: Mapping[str, int]
     """Number of rows by the split that they are in: train, held_out, test, unlabelled."""
     width: int
-    known: Known | None
-    """None where a row's label is not one class."""
+    known: Known
     preservation: LabelPreservation | None = None
-    """Whether rewritten rows are told to have the same class; None where training rewrites none, or `known` is None."""
+    """Whether rewritten rows are told to have the same class; None where training rewrites none, or a
+    row's label is not one class."""
     rewrites: bool = False
     """Whether training rewrites texts."""
 
     @property
     def sentence(self) -> str:
         """The findings for a person."""
-        known = [self._known, *([self.known.sentence] if self.known else ())]
-        return "\n".join([*known, *(self.preservation.sentences if self.preservation else ())])
+        return "\n".join(
+            [self._known, self.known.sentence, *(self.preservation.sentences if self.preservation else ())]
+        )
 
     @property
     def _known(self) -> str:
         counts = ", ".join(f"{count:,} {split}" for split, count in self.rows.items())
         summary = f"{sum(self.rows.values()):,} rows ({counts}), {self.width:,} features."
-        if self.known is None:
-            unknown = " Nor is it known whether texts keep such labels where data.augment rewrites them."
-            return f"{summary} Labels that are not one class are not compared with them.{unknown * self.rewrites}"
+        if self.known.probe is None:
+            unknown = " It is not known whether texts keep such labels where data.augment rewrites them."
+            return f"{summary}{unknown * self.rewrites}"
         nearest, linear = self.known.probe
         return (
             f"{summary} Of {self.known.classes} classes rows aside are told right without training the backbone: "
@@ -123,7 +126,7 @@ def features(recipe: Recipe, overrides: Sequence[str] = (), *, out: Path | str |
         )
     if out is not None:
         files.require_writable(out)
-    reader, splits, aside_N = _rows(streamed_rows.local(config))
+    reader, labels, splits, aside_N = _rows(streamed_rows.local(config))
     rewritten = _rewritings(config, reader, splits, aside_N)
     wanted = [*(rows.inputs for rows in splits.values()), *(each.inputs for each in rewritten)]
     computed = cached_features(config.model, reader, wanted)
@@ -143,23 +146,36 @@ def features(recipe: Recipe, overrides: Sequence[str] = (), *, out: Path | str |
         ]
         files.write_bytes(out, pd.concat(tables, ignore_index=True).to_parquet())
     counts = {name: len(rows) for name, rows in splits.items()}
-    known, preservation = None, None
-    if config.classes.kind == "one":
-        seen, others = _compared(splits, split_features, aside_N)
-        train, aside = splits["train"], splits.get("held_out")
-        if aside_N is not None:
-            train, aside = train.subset(~aside_N), train.subset(aside_N)
-        assert aside is not None, "a run without a cross-validation holds rows out"
-        known = _known(seen, others, simple_baseline.fit(train, aside, reader, seed=config.seed))
+    preservation = None
+    train, aside, train_TD = splits["train"], splits.get("held_out"), split_features["train"]
+    aside_MD = split_features.get("held_out", train_TD)
+    if aside_N is not None:
+        train, aside, train_TD, aside_MD = (
+            train.subset(~aside_N),
+            train.subset(aside_N),
+            train_TD[~aside_N],
+            train_TD[aside_N],
+        )
+    assert aside is not None, "a run without a cross-validation holds rows out"
+    told = frozen_features.linear_values(labels, train_TD, train.targets_NC)
+    simple = simple_baseline.fit(train, aside, reader, labels, seed=config.seed)
+    known = Known(simple_baseline.compare(labels, simple, told(aside_MD), aside.targets_NC, train.targets_NC))
+    if labels.kind == "one":
+        seen, asked = _names(train), _names(aside)
+        names, class_counts = np.unique(seen, return_counts=True)
+        known = known._replace(
+            classes=len(names),
+            probe=probe(train_TD, seen.tolist(), aside_MD, asked.tolist()),
+            likeliest=float(np.mean(asked == names[class_counts.argmax()])),
+        )
         if config.data.augment.is_on:
-            features = computed[len(splits) :]
-            chosen = label_preservation.chosen(len(others.label_N))
-            tell = linear_probe(seen.features_ND, seen.label_N).predict
+            chosen = label_preservation.chosen(len(asked))
+            tell = linear_probe(train_TD, seen).predict
             preservation = label_preservation.compare(
                 rewritten,
-                tell(others.features_ND[chosen]),
-                [tell(each) for each in features],
-                others.label_N[chosen],
+                tell(aside_MD[chosen]),
+                [tell(each) for each in computed[len(splits) :]],
+                asked[chosen],
                 likeliest=known.likeliest,
             )
     return ProbedFeatures(
@@ -167,54 +183,22 @@ def features(recipe: Recipe, overrides: Sequence[str] = (), *, out: Path | str |
     )
 
 
-def _rows(config: RunConfig) -> tuple[RowReader, dict[str, LabelledSet], npt.NDArray[np.bool_] | None]:
+def _rows(config: RunConfig) -> tuple[RowReader, Labels, dict[str, LabelledSet], npt.NDArray[np.bool_] | None]:
     """Rows by their split; of a cross-validation, also which training rows are aside: those of the first fold."""
+    named: dict[str, LabelledSet | None]
     if config.crossvalidates:
         reader, folds, *_ = crossval_labelled.prepare(config)
         named = {"train": folds.rows, "test": folds.test, "unlabelled": folds.unlabelled}
-        aside_N = folds.folds.fold_RN[0] == 0
+        labels, aside_N = folds.labels, folds.folds.fold_RN[0] == 0
     else:
         reader, data, _ = class_run.prepare(config)
-        named, aside_N = {"train": data.train, "held_out": data.held_out, "test": data.test}, None
-    return reader, {name: rows for name, rows in named.items() if rows is not None}, aside_N
-
-
-class _Labelled(NamedTuple):
-    """Features of rows, and their labels."""
-
-    features_ND: Floats
-    label_N: npt.NDArray[np.str_]
-
-    def where(self, keep_N: npt.NDArray[np.bool_]) -> _Labelled:
-        """Some of the rows."""
-        return _Labelled(self.features_ND[keep_N], self.label_N[keep_N])
-
-
-def _compared(
-    splits: Mapping[str, LabelledSet], scores: Mapping[str, Floats], aside_N: npt.NDArray[np.bool_] | None
-) -> tuple[_Labelled, _Labelled]:
-    """Rows that a probe is fitted to, and those aside."""
-    train = _Labelled(scores["train"], _names(splits["train"]))
-    if aside_N is None:
-        return train, _Labelled(scores["held_out"], _names(splits["held_out"]))
-    return train.where(~aside_N), train.where(aside_N)
+        named = {"train": data.train, "held_out": data.held_out, "test": data.test}
+        labels, aside_N = data.labels, None
+    return reader, labels, {name: rows for name, rows in named.items() if rows is not None}, aside_N
 
 
 def _names(rows: LabelledSet) -> npt.NDArray[np.str_]:
     return np.asarray([str(label) for label in rows.labels])
-
-
-def _known(seen: _Labelled, others: _Labelled, simple: Baseline) -> Known:
-    names, counts = np.unique(seen.label_N, return_counts=True)
-    told = linear_probe(seen.features_ND, seen.label_N).predict(others.features_ND)
-    right = ((each == others.label_N).astype(np.float64) for each in (told, simple.predicted_M))
-    return Known(
-        classes=len(names),
-        probe=probe(seen.features_ND, seen.label_N.tolist(), others.features_ND, others.label_N.tolist()),
-        likeliest=float(np.mean(others.label_N == names[counts.argmax()])),
-        baseline=comparison.paired(simple.features, *right),
-        fitted=simple.rows,
-    )
 
 
 def _rewritings(

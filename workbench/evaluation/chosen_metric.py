@@ -19,6 +19,7 @@ from workbench.data.rows import finite
 from workbench.data.time_limit import time_limit
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import metrics
+from workbench.evaluation.comparison import PairedScore
 
 KEY = "evaluate.metric"
 SIGNATURE = "def {name}(labels, predicted): return a number"
@@ -70,6 +71,26 @@ def bounds(labels: Labels, values_NC: Floats, true_NC: Floats) -> dict[str, floa
     """
     if labels.metric is None or undefined(labels, true_NC) is not None:
         return {}
+    if (found := _resampled(labels, true_NC, values_NC)) is None:
+        return {}
+    low, high = found
+    return {f"{labels.metric.name}_low": low, f"{labels.metric.name}_high": high}
+
+
+def paired(labels: Labels, first_NC: Floats, second_NC: Floats, true_NC: Floats) -> PairedScore:
+    """The scores of two predictions of the same rows, on which the metric is defined; the interval of their difference
+    as `bounds` has it, None where it has none or no resample differs."""
+    assert labels.metric is not None
+    first, second = (_value(labels, each, true_NC) for each in (first_NC, second_NC))
+    interval = _resampled(labels, true_NC, second_NC, first_NC)
+    interval = None if interval is None or interval[0] == interval[1] else interval
+    return PairedScore(labels.metric.name, len(true_NC), first, second, interval, None)
+
+
+def _resampled(
+    labels: Labels, true_NC: Floats, values_NC: Floats, without_NC: Floats | None = None
+) -> tuple[float, float] | None:
+    """The 95 % interval of the score over resamples of rows, or of how far it is above that of `without_NC`."""
     generator, found = np.random.default_rng(0), list[float]()
 
     def endless() -> Exception:
@@ -80,14 +101,15 @@ def bounds(labels: Labels, values_NC: Floats, true_NC: Floats) -> dict[str, floa
             for _ in range(RESAMPLES):
                 drawn = generator.integers(len(true_NC), size=len(true_NC))
                 if undefined(labels, true_NC[drawn]) is None:
-                    found.append(_plain(labels, values_NC[drawn], true_NC[drawn]))
+                    other = 0.0 if without_NC is None else _plain(labels, without_NC[drawn], true_NC[drawn])
+                    found.append(_plain(labels, values_NC[drawn], true_NC[drawn]) - other)
     except Exception:  # a user's function may not bear a resample
-        return {}
+        return None
     known = [each for each in found if math.isfinite(each)]
     if len(known) < RESAMPLES / 2:
-        return {}
-    ((low, high),) = metrics.percentile_bounds(np.asarray(known)[:, None])
-    return {f"{labels.metric.name}_low": low, f"{labels.metric.name}_high": high}
+        return None
+    (interval,) = metrics.percentile_bounds(np.asarray(known)[:, None])
+    return interval
 
 
 def require(labels: Labels, true_NC: Floats, *, rows: str) -> None:

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +34,8 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.records import RecordSource, RowInputs, RowReader
 from workbench.errors import WorkbenchError
+from workbench.evaluation import simple_baseline
+from workbench.evaluation.classification_scores import OneHot
 from workbench.evaluation.forward_passes import over_rows
 from workbench.evaluation.prediction_table import ranked, suspects
 from workbench.models import backbones, classifier
@@ -146,6 +149,15 @@ def linear_probe(train_ND: Floats, labels_N: NDArray[Any]) -> Pipeline:
         warnings.simplefilter("ignore", ConvergenceWarning)  # a rough fit is enough
         fitted: Pipeline = make_pipeline(StandardScaler(), regression).fit(train_ND, labels_N)
     return fitted
+
+
+def linear_values(labels: Labels, train_TD: Floats, targets_TC: OneHot) -> Callable[[Any], NDArray[np.float64]]:
+    """A linear probe of labels of any kind: a function from features to values, as Labels.values gives."""
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    scaled = partial(make_pipeline, StandardScaler())
+    return simple_baseline.linear_values(labels, train_TD, targets_TC, STRENGTH, scaled)
 
 
 def cached_features(model: ModelConfig, reader: RowReader, sets: Sequence[RowInputs]) -> list[Floats]:
@@ -355,11 +367,18 @@ def before_run(
     return frozen_probe
 
 
-def in_check(config: RunConfig, task: ModelHead, lengths: Indices, look: Look) -> str:
-    """The probe of `check` in words; empty where it probes no rows."""
-    most = rows_in_check(config, task, lengths)
-    text = sentence(look(most=most).facts) if most else ""
-    return f"{text} `workbench features` adds a classifier that needs no backbone." if text else ""
+def in_check(
+    config: RunConfig, labels: Labels, train: LabelledSet, others: LabelledSet, reader: RowReader, look: Look
+) -> str:
+    """The probe of `check` in words, where it probes rows, and what a model without a backbone reaches; empty where
+    `evaluate.probe` is 0."""
+    if config.evaluate.probe == 0:
+        return ""
+    most = rows_in_check(config, classifier.task(labels, seed=config.seed), train.lengths)
+    facts = look(most=most).facts if most else {}
+    linear = facts.get("linear")
+    simple = simple_baseline.in_check(labels, train, others, reader, seed=config.seed, linear=linear)
+    return " ".join(each for each in (sentence(facts), simple) if each)
 
 
 def sentence(facts: Mapping[str, Any], *, after: float | None = None) -> str:

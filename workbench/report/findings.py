@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from workbench.config.sections.classes_config import rarest
 from workbench.config.sections.schedule_config import ScheduleConfig
-from workbench.evaluation import frozen_features
+from workbench.evaluation import frozen_features, simple_baseline
 from workbench.report import class_section, crossval_section, sweep_sections, task_sections, teacher_worth
 from workbench.report.crossval_section import Tone
 from workbench.report.run_record import RunRecord
@@ -89,6 +89,9 @@ def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
         yield "plain", text
     if text := frozen_features.sentence(record.probe, after=after.get("accuracy")):
         yield "plain", text
+    if facts := manifest.get("simple_baseline"):
+        behind, text = simple_baseline.sentence(facts)
+        yield "warning" if behind else "plain", text
 
     if never := class_section.never_predicted(record):
         named = ", ".join(f"{name} ({rows:,} rows)" for name, rows in never[:10]) + (", ..." if never[10:] else "")

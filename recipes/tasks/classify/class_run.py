@@ -29,7 +29,7 @@ from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.records import RowReader
 from workbench.data.labelled.text_reader import training_rows
 from workbench.data.text import decontamination
-from workbench.evaluation import classification_scores, frozen_features
+from workbench.evaluation import classification_scores, frozen_features, simple_baseline
 from workbench.evaluation.forward_passes import ModelResults, ResultStore
 from workbench.evaluation.frozen_features import FrozenProbe
 from workbench.losses.class_losses import criterion
@@ -235,6 +235,14 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         self, model: Classifier, rows: LabelledSet, outputs: Floats, before: Mapping[str, Any]
     ) -> pd.DataFrame:
         return predictions(model, rows, outputs, labelled=True)
+
+    def beside(self, outputs: Floats) -> dict[str, Any]:
+        data, labels = self.data, self.data.labels
+        if not simple_baseline.wanted(self.config, self.run):
+            return {}
+        values_NC, seed = labels.values(outputs), self.config.seed
+        found = simple_baseline.quick(labels, data.train, data.held_out, self.reader, values_NC, seed=seed)
+        return simple_baseline.told(found, self.run, self.callback.say, summary=True)
 
     def write_predictions(self, model: Classifier, outputs: Floats, before: Mapping[str, Any]) -> None:
         from workbench.evaluation import thumbnails  # with pandas, 0.2 s that the first step need not wait for

@@ -319,7 +319,6 @@ class ClassTask(Task):
         from workbench.recipes.tasks.classify import picture_checks
 
         reader, data, targets = prepare(config)
-        task = classifier.task(data.labels, seed=config.seed)
         look = partial(frozen_features.of_splits, config, reader, data.train, data.held_out)
         train = class_sampling.sampled_rows(data.train, config)
         drawn, steps = len(train), total_steps(config, len(train))
@@ -338,7 +337,7 @@ class ClassTask(Task):
                 *copies,
             ],
             pictures=pictures,
-            probe=frozen_features.in_check(config, task, data.train.lengths, look),
+            probe=frozen_features.in_check(config, data.labels, data.train, data.held_out, reader, look),
         )
 
     def head(self, inspection: Any) -> ModelHead:

@@ -138,14 +138,16 @@ def test_the_verb_writes_features_of_folds_test_and_unlabelled_rows(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["several", "number"])
-def test_labels_that_are_not_one_class_have_features_and_no_probe(kind: str, tmp_path: Path, stories: str) -> None:
+def test_labels_that_are_not_one_class_have_their_own_score(kind: str, tmp_path: Path, stories: str) -> None:
     labels = (lambda n: ["odd"] * (n % 2) + ["high"] * (n > 9)) if kind == "several" else (lambda n: n / 2)
     rows = [{"text": f"It is {number}.", "label": labels(number)} for number in range(20)]
     write_lines(tmp_path / "rows.jsonl", rows)
     sections = {"model": {"id": stories}, "data": {"train": str(tmp_path / "rows.jsonl"), "held_out": 0.25}}
     asked = RunConfig.model_validate({"recipe": "classify", **sections, "classes": {"kind": kind}})
     found = features.features(asked, out=tmp_path / "f.parquet")
-    assert found.known is None and "not one class" in found.sentence
+    score = found.known.baseline.score
+    assert found.known.probe is None and score.name == ("micro_f1" if kind == "several" else "rmse")
+    assert f"the linear probe {score.first:.3f}, the same answer for every row" in found.sentence
     assert pd.read_parquet(tmp_path / "f.parquet")["label"].notna().all()
 
 

@@ -474,7 +474,8 @@ class EvaluateConfig(Section):
     probe: Annotated[NonNegativeInt | Literal["auto"], Unit("rows")] = "auto"
     """Rows, held-out ones among them, whose features by the frozen backbone are compared before recipes classify and
     crossval train: what it knows already, and neighbours of mistakes in the report. `auto`: as many as cost about a
-    fiftieth of the training, of backbones up to 500 M parameters; 0: none. Never changes the training."""
+    fiftieth of the training, of backbones up to 500 M parameters; 0: none, and no simple model (counted words or
+    gradients and colours) beside the run's score either. Never changes the training."""
     dynamics: bool | Literal["auto"] = "auto"
     """Record the loss of each row in each step that it is drawn in, for dynamics.parquet and the report's map of the
     data (Swayamdipta et al. 2020). `auto`: in runs of up to a million draws. Never changes the training."""
