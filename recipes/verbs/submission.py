@@ -151,7 +151,7 @@ def id_columns(sample: pd.DataFrame, names: Sequence[Mapping[str, str]], source:
     same = [name for name in sample if name in cells]
     pairs = [(name, name) for name in same if ids.get(name) == cells[name]]
     pairs = pairs or [(one, other) for one, own in ids.items() for other, theirs in cells.items() if own == theirs]
-    pairs = pairs or [(name, name) for name in same][:1]
+    pairs = pairs or [(name, name) for name in same if name in ids or name == sample.columns[0]][:1]
     if pairs and all([row.get(two) for row in names] == [row.get(pairs[0][1]) for row in names] for _, two in pairs):
         return pairs[0]
     found = f"several columns with the same values ({', '.join(f'`{two}`' for _, two in pairs)})" if pairs else "none"

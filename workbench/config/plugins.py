@@ -75,5 +75,6 @@ def failed(path: Path, error: BaseException, *, key: str) -> ConfigError:
 
 
 def fingerprints(paths: Sequence[Path]) -> dict[str, str]:
-    """SHA-256 of each file, for the manifest."""
-    return {str(path): hashlib.sha256(path.expanduser().read_bytes()).hexdigest() for path in paths}
+    """SHA-256 of each file, for the manifest; one that is not there is refused by what reads it."""
+    there = [path for path in paths if path.expanduser().is_file()]
+    return {str(path): hashlib.sha256(path.expanduser().read_bytes()).hexdigest() for path in there}

@@ -265,7 +265,9 @@ def in_order(rows: Sequence[RawRow], config: FoldsConfig, *, groups: Groups) -> 
     values = pd.Series(column_values(rows, config.time, key="folds.time"))
     times = pd.to_numeric(values, errors="coerce")
     if times.isna().any():
-        times = pd.to_datetime(values, errors="coerce", format="mixed", utc=True)
+        # What most rows have: a date among numbers is the mistake, as is a number among dates.
+        dates = pd.to_datetime(values, errors="coerce", format="mixed", utc=True)
+        times = min(dates, times, key=lambda read: int(read.isna().sum()))
     if times.isna().any():
         bad = int(times.isna().to_numpy().argmax())
         raise DataError(

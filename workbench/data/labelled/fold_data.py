@@ -26,6 +26,7 @@ from workbench.data.labelled.labelled_data import (
     encode_each,
     read_each,
     read_training,
+    require_kept,
 )
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.record_table import RawRows
@@ -189,7 +190,9 @@ def _deduplicate(train: RecordSource, test: Sequence[RecordSource], find: Find, 
         )
         kept_N = overlap.kept_N[: len(weight_N)]
         note = f"{overlap.train_rows} rows in a cluster of near-duplicates with rows of {named}"
+        whole = train
         train, clusters, weight_N = _subset(train, clusters, weight_N, kept_N, note)
+        require_kept(whole, train, named, key="duplicates.overlap")
     report = duplicates.report(clusters, train.labels)
     conflicts = tuple(tuple(train.records[row].place for row in rows) for rows in report.conflicts)
     leak = stratified_folds.ungrouped_leak(clusters, train.labels, k=config.folds.k, seed=config.rows_seed)

@@ -79,14 +79,14 @@ def require_measured(
             )
 
 
-def require_kept(train: RecordSource, kept: RecordSource, other: RecordSource) -> None:
-    """Raise DataError where `data.overlap=drop` left no row of a class."""
+def require_kept(train: RecordSource, kept: RecordSource, other: str, *, key: str = "data.overlap") -> None:
+    """Raise DataError where `key=drop` left no row of a class, as all of them are in `other`."""
     rest = labels.counts(kept.labels)
     for name, rows in labels.counts(train.labels).items():
         if name not in rest:
             raise DataError(
-                f"{train.name}: all {rows} row(s) of the class `{name}` are also in {other.name}, so that "
-                "data.overlap=drop leaves none to learn from. Take them out of one of the two files, or give the class "
+                f"{train.name}: all {rows} row(s) of the class `{name}` are also in {other}, so that "
+                f"{key}=drop leaves none to learn from. Take them out of one of the two files, or give the class "
                 "other training rows."
             )
 
@@ -300,7 +300,7 @@ def split(config: RunConfig, reader: RowReader) -> LabelledSources:
             drop = config.data.overlap == "drop"
             but = "" if train.records[0].digest else " but for case and punctuation"  # pictures are equal whole
             kept = held_out_split.without_overlap(train, other, drop=drop, but=but)
-            require_kept(train, kept, other)
+            require_kept(train, kept, other.name)
             train = kept
         trains[name], matched = decontaminated(train, sets, config, reader)
         contamination_reports.append(matched)

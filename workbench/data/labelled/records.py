@@ -235,6 +235,11 @@ def require_label_columns(
 
 def _require_column(source: str, row: RawRow, config: DataConfig, name: str) -> None:
     if name not in renamed(row.columns, config.columns):
+        if other := next((other for other, in_file in config.columns.items() if in_file == name), None):
+            raise DataError(
+                f"data.columns: {source} has its `{name}` in the column of that name, which `{other}` takes. Leave "
+                f"`{other}` out, or give it a column of its own."
+            )
         columns = ", ".join(f"`{each[:60]}`" for each in row.columns) or "none"
         raise DataError(
             f"{source}: has no column `{name}` among its columns {columns}. Write "
