@@ -3,8 +3,9 @@
     python scripts/bench/blend.py DATA [--rows 400] [--seeds 3]
 
 DATA is that of calibration.py. Parts are networks and linear models over kernel features of scikit-learn, two seeds of
-each over the same five folds. Ways are judged by test loss against the part that is best out of fold; `kept` is what
-`workbench blend` keeps. Random labels: the share of ways that surely gain over saying how frequent classes are.
+each over the same five folds, calibrated as the folds of a cross-validation are. Ways are judged by test loss against
+the part that is best out of fold; `kept` is what `workbench blend` keeps. Random labels: the share of ways that surely
+gain over saying how frequent classes are.
 
 Legend: P parts, N labelled rows, T test rows, C classes.
 """
@@ -27,10 +28,11 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 
-from workbench.crossval import blends, gains
+from workbench.crossval import blends, ensembles, gains
 from workbench.crossval.blends import HOWS
 from workbench.crossval.stages import JudgedLabels
 from workbench.data.labelled.labels import Floats, Labels
+from workbench.evaluation import classification_scores
 from workbench.recipes.over import blend
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import SILENT
@@ -60,7 +62,27 @@ def values(
             model.fit(rows_ND[train[learnt]], class_N[train[learnt]])
             oof_PNC[part, held] = labels.values(outputs(model, rows_ND[train[held]], classes))
             test_PTC[part] += labels.values(outputs(model, rows_ND[test], classes)) / FOLDS
+    hot_NC = np.eye(classes, dtype=np.float32)[class_N[train]]
+    for part in range(len(NAMES)):
+        oof_PNC[part], test_PTC[part] = calibrated(labels, oof_PNC[part], test_PTC[part], hot_NC, fold_N)
     return oof_PNC, test_PTC, fold_N
+
+
+def calibrated(
+    labels: Labels, oof_NC: Floats, test_TC: Floats, hot_NC: Floats, fold_N: np.ndarray
+) -> tuple[Floats, Floats]:
+    """Both with a temperature that is fitted out of fold, where the cross-fitted loss falls by it."""
+
+    def heat(mask_N: np.ndarray) -> float:
+        logits_nC = classification_scores.outputs_of_values(labels, oof_NC[mask_N])
+        return ensembles.temperature(labels, logits_nC, hot_NC[mask_N])
+
+    after_NC = ensembles.cross_fitted(
+        fold_N, heat, lambda found, mask_N: ensembles.tempered(labels, oof_NC[mask_N], found)
+    )
+    if not gains.gain(labels, oof_NC, after_NC, hot_NC, sure=0.0).accepted:
+        return oof_NC, test_TC
+    return after_NC, ensembles.tempered(labels, test_TC, heat(np.ones(len(oof_NC), dtype=bool)))
 
 
 def case(
@@ -117,6 +139,8 @@ def main() -> None:
     print(real.pivot_table("change", "set", "way", sort=False).round(4).to_string())
     wide = real.groupby(["way", "set"])["change"].agg(["mean", "std"])
     reach = wide["std"] * {3: 4.303, 5: 2.776}.get(asked.seeds, 1.96) / math.sqrt(asked.seeds)
+    print("\nhalf of Student's 95 % interval over seeds")
+    print(reach.unstack("way").round(4).to_string())
     sure = (wide["mean"] + reach < 0) & (wide.index.get_level_values("way") != "best")
     print(f"\nsets that surely gain over seeds (Student's 95 % interval):\n{sure.groupby('way').sum().to_string()}")
     print(f"\nseeds of sets that surely gain on test rows:\n{real.groupby('way')['sure'].sum().to_string()}")
