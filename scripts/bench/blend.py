@@ -33,6 +33,7 @@ from workbench.crossval.blends import HOWS
 from workbench.crossval.stages import JudgedLabels
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import classification_scores
+from workbench.evaluation.classification_scores import OneHot
 from workbench.recipes.over import blend
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import SILENT
@@ -69,7 +70,7 @@ def values(
 
 
 def calibrated(
-    labels: Labels, oof_NC: Floats, test_TC: Floats, hot_NC: Floats, fold_N: np.ndarray
+    labels: Labels, oof_NC: Floats, test_TC: Floats, hot_NC: OneHot, fold_N: np.ndarray
 ) -> tuple[Floats, Floats]:
     """Both with a temperature that is fitted out of fold, where the cross-fitted loss falls by it."""
 

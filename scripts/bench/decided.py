@@ -115,7 +115,7 @@ class Case:
         self.oof_MNC, self.unseen_MUC, self.test_MTC = map(self.asked, (self.train, self.more, self.test))
         # What every stage after calibration begins with.
         plain, heated = Combiner(False, "mean"), Combiner(True, "mean")
-        offered = gains.gain(self.labels, *(self.oof(each) for each in (plain, heated)), self.targets_NC, sure=0.0)
+        offered = gains.gain(self.labels, self.oof(plain), self.oof(heated), self.targets_NC, sure=0.0)
         self.combiner = heated if offered.accepted else plain
         self.combined = self.combiner.fit(self.known, self.oof_MNC, unseen_MUC=self.unseen_MUC)
         self.before_NC, self.before_TC = self.oof(self.combiner), self.combined.values(self.labels, self.test_MTC)
