@@ -276,8 +276,10 @@ def explain(section: type[Section], values: Mapping[str, Any], error: Validation
             unit = "item" if item["type"] == "too_short" else "character"
             text = f"expected at least {item['ctx']['min_length']} {unit}, found {shown(item['input'])}."
         elif item["type"] in ("model_type", "model_attributes_type"):
-            first = next(iter(_at(section, path, values).model_fields))
-            text = f"expected keys of its own, such as {place}.{first}, found {shown(item['input'])}."
+            fields = _at(section, path, values).model_fields
+            text = f"expected keys of its own, such as {place}.{next(iter(fields))}, found {shown(item['input'])}."
+            if item["input"] is None and not any(field.is_required() for field in fields.values()):
+                text += f" Write {place}={{}} for the defaults."
         else:
             text = item["msg"].replace("Input should be", "expected").split(", unable to parse")[0]
             text = f"{text.replace('a valid tuple', 'a list such as [a, b]')}, found {shown(item['input'])}."
@@ -457,5 +459,5 @@ def _choices(annotation: Any) -> list[type]:
 
 def shown(value: Any) -> str:
     """The beginning of a value, for messages."""
-    text = repr(value)
+    text = "null" if value is None else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -14,6 +14,7 @@ Legend: N pictures, H height, W width, 3 the channels red, green and blue.
 from __future__ import annotations
 
 import base64
+import collections
 import difflib
 import gzip
 import hashlib
@@ -320,8 +321,8 @@ def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
     files = sorted(tree.files, key=lambda file: file.parts)
     if (masks := _masks(tree, classes)) is not None:
         raise DataError(
-            f"{tree.name}/{masks[0]}: holds masks of the pictures in {tree.name}/{masks[1]} by its looks (the same "
-            f"names, few colours), and no class. Move it elsewhere, or name {tree.name}/{masks[1]} alone."
+            f"{tree.name}/{masks[0]}: holds masks of the pictures in {' and '.join(masks[1:])} by its looks (the same "
+            "names, few colours), and no class. Move it elsewhere."
         )
     if classes:
         own_files = [list(own) for _, own in itertools.groupby(files, key=lambda file: file.parts[0])]
@@ -331,22 +332,34 @@ def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
         yield RawRow(picture.name, {column: picture} if not classes else {column: picture, label: file.parts[0]})
 
 
-def _masks(tree: _Tree, classes: Sequence[str]) -> tuple[str, str] | None:
-    """A folder of masks and that of their pictures: every mask has the name of a picture, and so few colours that they
-    are marks, where pictures have many. None where there are none."""
-    stems = {name: {file.stem for file in tree.files if file.parts[0] == name} for name in classes}
-    pairs = [(one, other) for one, other in itertools.permutations(classes, 2) if stems[one] <= stems[other]]
-    if not pairs:
-        return None
-    first = {name: min(file for file in tree.files if file.parts[0] == name) for name in {*itertools.chain(*pairs)}}
+def _masks(tree: _Tree, classes: Sequence[str]) -> list[str] | None:
+    """A folder of masks, and those of their pictures: every mask has the name of a picture, which `_mask` or the like
+    may follow, and so few colours that they are marks, where pictures have many. None where there are none."""
+    files_of: dict[str, list[PurePosixPath]] = {name: [] for name in classes}
+    for file in tree.files if classes else ():
+        files_of[file.parts[0]].append(file)
+    stems = {name: {file.stem for file in files} for name, files in files_of.items()}
+    times, marks = collections.Counter(itertools.chain(*stems.values())), dict[str, int]()
+
+    def colours(name: str) -> int:
+        if name not in marks:
+            picture = tree.picture(min(files_of[name])).decode(max_pixels=LARGEST)
+            marks[name] = len(np.unique(picture.reshape(-1, 3), axis=0))
+        return marks[name]
+
     try:
-        marks = {
-            name: len(np.unique(tree.picture(file).decode(max_pixels=LARGEST).reshape(-1, 3), axis=0))
-            for name, file in first.items()
-        }
+        for one, own in stems.items():
+            bare = {_MASK.sub("", stem) for stem in own}
+            whole = [other for other in classes if other != one and bare <= stems[other]]
+            # Of several folders together only where each has pictures of its own names: numbers are in all of them.
+            apart = all(times[stem] == 1 + (stem in own) for stem in bare)
+            shared = [other for other in classes if apart and other != one and bare & stems[other]]
+            for pictures in [*([each] for each in whole), shared]:
+                if pictures and colours(one) <= MARKS < min(map(colours, pictures)):
+                    return [one, *(f"{tree.name}/{each}" for each in pictures)]
     except DataError:
-        return None  # whoever decodes all pictures says so of this one
-    return next((pair for pair in pairs if marks[pair[0]] <= MARKS < marks[pair[1]]), None)
+        pass  # whoever decodes all pictures says so of this one
+    return None
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -419,6 +432,7 @@ def _ignored(name: str) -> bool:
 
 
 MARKS = 16  # colours of a mask, at most
+_MASK = re.compile(r"[ _.-]?(?:mask|label|seg(?:mentation)?|gt)$", re.IGNORECASE)
 LARGEST = 100_000_000  # pixels of a picture that may be a mask
 LABEL = "label"  # column of the class that folders and idx files say
 

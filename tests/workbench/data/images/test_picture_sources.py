@@ -340,9 +340,24 @@ MASK = encoded(np.eye(8, dtype=np.uint8)[:, :, None].repeat(3, 2) * 255)
 PHOTOGRAPH = encoded(photograph(8, 8, seed=0))
 
 
-def test_masks_beside_their_pictures_are_no_class(tmp_path: Path) -> None:
-    cells = {"images/0.png": PHOTOGRAPH, "images/1.png": PHOTOGRAPH, "masks/0.png": MASK}
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("images/0", "images/1", "masks/0"),
+        ("images/0", "images/1", "masks/0_mask"),
+        ("benign/a", "malignant/b", "masks/a", "masks/b"),
+        ("benign/a", "malignant/b", "masks/a_mask", "masks/b_mask"),
+    ],
+)
+def test_masks_beside_their_pictures_are_no_class(tmp_path: Path, names: tuple[str, ...]) -> None:
+    cells = {f"{name}.png": MASK if "masks" in name else PHOTOGRAPH for name in names}
     assert "cells/masks: holds masks of the pictures in" in refused(filled(tmp_path / "cells", cells))
+
+
+def test_a_class_of_drawings_with_the_numbers_of_several_classes_is_one(tmp_path: Path) -> None:
+    files = {"cat/0.png": PHOTOGRAPH, "cat/1.png": PHOTOGRAPH, "dog/0.png": PHOTOGRAPH, "dog/2.png": PHOTOGRAPH}
+    drawn = {f"drawn/{n}.png": MASK for n in range(3)}
+    assert len(read(filled(tmp_path / "beasts", files | drawn))) == 7
 
 
 @pytest.mark.parametrize("files", [("circles/0.png", MASK), ("images/7.png", PHOTOGRAPH)])
