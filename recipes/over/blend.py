@@ -148,7 +148,7 @@ def _require_alike(first: BlendPart, other: BlendPart) -> None:
 def _require_same_rows(first: BlendPart, other: BlendPart) -> None:
     """Refuse parts with other labels or folds of the same rows."""
     pair, one, two = f"{other.run} and {first.run}", first.table, other.table
-    differ = [str(a) != str(b) for a, b in zip(map(_label, two["label"]), map(_label, one["label"]), strict=True)]
+    differ = [str(a) != str(b) for a, b in zip(map(label_of, two["label"]), map(label_of, one["label"]), strict=True)]
     if any(differ):
         place = differ.index(True)
         raise ConfigError(
@@ -179,12 +179,12 @@ def _word(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def _label(value: Any) -> Label:
+def label_of(value: Any) -> Label:
     """A label as a table holds it."""
     return tuple(map(str, value)) if isinstance(value, (list, np.ndarray)) else value
 
 
-def _values(labels: Labels, table: pd.DataFrame) -> Floats:
+def values_of(labels: Labels, table: pd.DataFrame) -> Floats:
     """Values (N, C) of a table of predictions."""
     columns = ["predicted"] if labels.kind == "number" else [f"p_{name}" for name in labels.names]
     return np.asarray(table[columns], dtype=np.float64)
@@ -197,11 +197,11 @@ def write(run: Run, config: RunConfig, parts: Sequence[BlendPart], *, way: str, 
         replace(first.labels, metric=config.evaluate.judge, shift=()),
         first.table.loc[[first.table.index[0][0]]],
     )
-    targets_NC, fold_N = labels.targets([_label(each) for each in once["label"]]), once["fold"].to_numpy()
+    targets_NC, fold_N = labels.targets([label_of(each) for each in once["label"]]), once["fold"].to_numpy()
     cluster_N = once["cluster"].to_numpy()
     repeats = len(first.table) // len(once)
     # Of several repeats the mean: each was said by adapters that had not seen the row.
-    values_PNC = np.stack([_values(labels, each.table).reshape(repeats, len(once), -1).mean(0) for each in parts])
+    values_PNC = np.stack([values_of(labels, each.table).reshape(repeats, len(once), -1).mean(0) for each in parts])
     chosen_metric.require(labels, labels.true(targets_NC), rows="out-of-fold")
     data = JudgedLabels(labels, targets_NC, cluster_N)
     log = stage_log(run, data, callback, way=way)
@@ -226,9 +226,9 @@ def write(run: Run, config: RunConfig, parts: Sequence[BlendPart], *, way: str, 
         for name, each_NC in {"before": baseline_NC, "after": values_NC}.items()
     }
     if tests := _tests(parts):
-        told_TC = kept.values(labels, np.stack([_values(labels, each) for each in tests]))
+        told_TC = kept.values(labels, np.stack([values_of(labels, each) for each in tests]))
         table = _told(labels, tests[0].reset_index(drop=True), told_TC)
-        true_TC = labels.targets([_label(each) for each in table["label"]])
+        true_TC = labels.targets([label_of(each) for each in table["label"]])
         scores["test"] = classification_scores.value_scores(labels, told_TC, true_TC) | chosen_metric.bounds(
             labels, told_TC, labels.true(true_TC)
         )
@@ -238,7 +238,9 @@ def write(run: Run, config: RunConfig, parts: Sequence[BlendPart], *, way: str, 
         {"run": str(w.run), "weight": w.weight, "alone": w.scores, "worth": asdict(w.gain), "why": w.gain.sentence}
         for w in worth
     ]
-    log.write(folds=(folds := _folds(labels, values_NC, targets_NC, fold_N)), summary=_summary(folds), parts=told)
+    log.write(
+        folds=(folds := fold_scores(labels, values_NC, targets_NC, fold_N)), summary=fold_spread(folds), parts=told
+    )
     run.note(data=files.read_json(first.run / "manifest.json").get("data"), status="done")
     report.write(run.path)
     return Blended(kept, TITLES.get(kept.how, "The best part alone"), scores, worth)
@@ -311,11 +313,13 @@ def _tests(parts: Sequence[BlendPart]) -> list[pd.DataFrame]:
     if any(each.config.data.test is None for each in parts):
         return []
     tables = [pd.read_parquet(each.run / "predictions.parquet") for each in parts]
-    rows = [[(os.path.basename(p), str(_label(x))) for p, x in zip(t["row"], t["label"], strict=True)] for t in tables]
+    rows = [
+        [(os.path.basename(p), str(label_of(x))) for p, x in zip(t["row"], t["label"], strict=True)] for t in tables
+    ]
     return tables if all(each == rows[0] for each in rows) else []
 
 
-def _folds(labels: Labels, values_NC: Floats, targets_NC: OneHot, fold_N: NDArray[Any]) -> list[dict[str, Any]]:
+def fold_scores(labels: Labels, values_NC: Floats, targets_NC: OneHot, fold_N: NDArray[Any]) -> list[dict[str, Any]]:
     """Scores of each fold, by what was fitted to the others."""
     records = []
     for name in dict.fromkeys(fold_N):
@@ -326,7 +330,7 @@ def _folds(labels: Labels, values_NC: Floats, targets_NC: OneHot, fold_N: NDArra
     return records
 
 
-def _summary(folds: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def fold_spread(folds: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     plain = [{name: x for name, x in each["scores"].items() if not name.endswith(("_low", "_high"))} for each in folds]
     train, rows = (float(np.mean([each[key] for each in folds])) for key in ("train_rows", "rows"))
     return gains.fold_summary(plain, train_rows=train, test_rows=rows)

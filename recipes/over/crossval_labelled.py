@@ -45,6 +45,11 @@ Scores = dict[str, Any]
 
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train, choose and score as `config` says; returns what stands in scores.json."""
+    if config.folds.nested is not None:
+        from workbench.recipes.over import crossval_nested  # with pandas, as below
+
+        require_outer(config)
+        return crossval_nested.main(config, run, callback, main)
     if config.sweep.over:
         return _blended(config, run, callback)
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
@@ -65,7 +70,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     scored = ResultStore(run.path if run.ranks.first else None, callback.stop_requested, ranks=together)
     fold_context = FoldContext(config, data.labels, reader, rows=rows, placement=placement, scored=scored)
     gates = CrossvalContext.gates(config, data, known, views)
-    alone = run_directory.whole(run.home) == run.home  # a member is not resumed
+    alone = run_directory.whole(run.home) == run.home and data.outer is None  # a member is not resumed
     log = StageLog(run, data, callback, gates, config.folds.keep, resumes=alone)
     context = CrossvalContext(fold_context, run, data, members, known, log, callback)
 
@@ -95,6 +100,10 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
 
     probed = probed if run.deadline.limited else look()
     scores = crossval_files.write(context, round_outputs, combiner, decision, corrected, rule, refit, probed)
+    if data.outer is not None:
+        from workbench.recipes.over import crossval_nested
+
+        scores |= crossval_nested.score_outer(config, run, data.outer)
     run.note(elapsed_s=sum(run.manifest["seconds"].values()), peak_bytes=peak_bytes(backbones.device()))
     run.note(status="done")
     scored.clear()
@@ -119,7 +128,21 @@ def _blended(config: RunConfig, run: Run, callback: Callback) -> Scores:
     from workbench.recipes.over import blend  # with pandas, as below
 
     parts = blend.read_parts([run.path / "members" / trial.name for trial in trials], trust=Trust(given=True))
-    return blend.write(run, config, parts, way="auto", callback=callback).scores
+    blended = blend.write(run, config, parts, way="auto", callback=callback)
+    if config.data.fold.of is not None:
+        from workbench.recipes.over import crossval_nested
+
+        outer = prepare(trials[0].config)[1].outer
+        assert outer is not None, "data.fold names it"
+        crossval_nested.score_outer(config, run, outer)
+        report.write(run.path)
+    return blended.scores
+
+
+def require_outer(config: RunConfig) -> None:
+    """Read the rows of each outer fold's flow, before the first one trains; raises DataError where one cannot be."""
+    for trial in sweep_expansion.outer(config):
+        prepare(sweep_expansion.banks(trial.config)[0].config if config.sweep.over else trial.config)
 
 
 def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: FoldData) -> FrozenProbe | None:

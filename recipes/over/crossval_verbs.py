@@ -16,7 +16,7 @@ from workbench.data.labelled.fold_data import FoldData
 from workbench.errors import ConfigError
 from workbench.evaluation import classification_scores, frozen_features, run_embedder
 from workbench.evaluation.serving.served_models import ServedModel
-from workbench.recipes.over.crossval_labelled import prepare
+from workbench.recipes.over.crossval_labelled import prepare, require_outer
 from workbench.recipes.task import PredictionTable, ScoringOptions
 from workbench.recipes.tasks.classify import picture_checks, served_classes
 from workbench.recipes.tasks.classify.picture_checks import PictureFindings
@@ -52,6 +52,8 @@ class CrossvalInspection:
 def inspect(config: RunConfig) -> CrossvalInspection:
     """Everything that `run` does before it trains."""
     reader, data, _, targets, about_stages = prepare(config)
+    if config.folds.nested is not None:
+        require_outer(config)
     look = partial(frozen_features.of_folds, config, reader, data.rows, data.folds.fold_RN[0])
     members = fold_adapters(data.folds, seeds=config.folds.seeds)
     rows, split = max(len(data.training(each.split)) for each in members), members[0].split
@@ -67,6 +69,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
             *_sources(data.rows.rows_by_source),
             *notes(data.rows, (data.test, data.unlabelled), data.labels, config, pictures),
             *about_stages,
+            *([config.folds.nested_cost(steps=config.train.steps is not None)] if config.folds.nested else ()),
             *([suspects.sentence(data.folds, seeds=config.folds.seeds)] if config.data.drop_suspects else ()),
         ],
         pictures=pictures,

@@ -52,6 +52,23 @@ VIEW = "def views(row):\n    return [row]\n"
 USER = "'tta={views: [typos, user], function: code.py}'"
 MERGE = "'tta={views: [typos], merge: user, function: code.py}'"
 CASES = {
+    "nested folds of named folds": Case(
+        "folds.column says which rows are in which", "Write folds.group=part alone", "folds.nested=3 folds.column=part"
+    ),
+    "nested folds in time": Case("folds.time says which", "Write data.test=FILE", "folds.nested=3 folds.time=part"),
+    "one nested fold": Case("folds.nested", "greater than or equal to 2", "folds.nested=1"),
+    "nested folds beside one of them": Case(
+        "folds.nested deals the outer folds", "Leave one of them out", "folds.nested=3 data.fold.of=3"
+    ),
+    "an outer fold by a column": Case(
+        "data.fold.group is not read", "Leave it out", "data.fold.of=3 data.fold.group=who"
+    ),
+    "more nested folds than rows of a class": Case(
+        "folds.nested=11: the class `cat` has only 10 row(s)", "folds.nested=10", "folds.nested=11"
+    ),
+    "nested folds that leave too few rows for folds": Case(
+        "folds.k=8: the class", "folds.k=6", "folds.nested=3 folds.k=8"
+    ),
     "more folds than rows of a class": Case(
         "folds.k=11: the class `cat` has only 10 row(s)", "folds.k=10", "folds.k=11"
     ),

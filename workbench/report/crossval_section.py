@@ -191,6 +191,11 @@ def verdict(run: RunRecord) -> str:
         sentence += f", spread {units.number(summary['spread'])} over {count} folds"
         sentence += f", {repeats} repeats" if repeats > 1 else ""
         sentence += f", {seeds} seeds" if seeds > 1 else ""
+    if main in (nested := run.scores.get("nested") or {}):
+        sentence += (
+            f". Nested, the whole flow on rows that nothing in it saw: {main_title(run, main)} "
+            f"{units.number(nested[main])}{_interval(nested, main)}"
+        )
     if tested := _tested(run, main):
         sentence = f"{tested}. {sentence}"
     if main not in before:

@@ -392,6 +392,8 @@ def notes(config: RunConfig) -> Iterator[str]:
     """Yield sentences on what a plan does not count."""
     if config.over is not None and config.over.own_clock:
         yield "Steps are those of the first wave that the whole search is worth; its comparisons are not counted."
+    if config.folds.nested is not None:
+        yield f"Figures are those of one flow. {config.folds.nested_cost(steps=config.train.steps is not None)}"
     if config.distributed.sequence > 1:
         yield "The time in which devices exchange heads of attention (distributed.sequence) is not counted."
     if config.distributed.tensor > 1:

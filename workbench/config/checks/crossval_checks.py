@@ -39,7 +39,30 @@ def mistakes(config: RunSections) -> Iterator[str]:
         )
     if idle := idle_stages(config):
         yield f"folds.keep names {', '.join(idle)}, which this run does not have. Leave it out, or ask for the stage."
+    yield from _of_nested(config)
     yield from _of_choice(config)
+
+
+def _of_nested(config: RunSections) -> Iterator[str]:
+    """Where outer folds cannot be dealt, or would be dealt twice."""
+    folds, outer = config.folds, config.data.fold
+    apart = "folds.nested" if folds.nested is not None else "data.fold" if outer.of is not None else None
+    if apart is None:
+        return
+    if folds.nested is not None and outer.of is not None:
+        yield "folds.nested deals the outer folds of which data.fold names one. Leave one of them out."
+    for key, column in (("folds.column", folds.column), ("folds.time", folds.time)):
+        if column is not None:
+            cure = "data.test=FILE with the latest rows" if key == "folds.time" else f"folds.group={column} alone"
+            yield (
+                f"{apart} deals outer folds by itself, and {key} says which rows are in which. Write {cure}, or leave "
+                f"{apart} out."
+            )
+    if given := [key for key in type(outer).model_fields if key not in ("of", "number") and outer.differs(key)]:
+        yield (
+            f"data.fold.{given[0]} is not read with recipe=crossval, where folds and duplicates say which rows stand "
+            "together. Leave it out."
+        )
 
 
 def idle_stages(config: RunSections) -> list[str]:

@@ -169,8 +169,8 @@ def of_fold(config: RunSections) -> Iterator[str]:
     ordered = [f"data.fold.{name}" for name in ("group", "column", "time") if getattr(fold, name)]
     if ordered and data.sources:
         yield f"{ordered[0]} names a column of one file, and data.sources names several. Write data.train=FILE."
-    if not config.task.folds or config.over is not None:
-        why = "folds.k says how many there are" if config.crossvalidates else f"recipe={config.recipe} does not read it"
+    if not config.task.folds or (config.over is not None and not config.crossvalidates):
+        why = f"recipe={config.recipe} does not read it"
         yield f"data.fold is for recipe={names(lambda task: task.folds)}: {why}. Leave data.fold out."
     if fold.number >= fold.of:
         yield f"data.fold.number={fold.number} is none of {fold.of} folds, which are numbered from 0 to {fold.of - 1}."

@@ -58,9 +58,20 @@ def banks(config: Run) -> list[Trial[Run]]:
     member_runs.require(_of_over(config, "cross-validation", free="model."))
     combinations = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
     base = {**config.model_dump(mode="json"), "sweep": {}}
-    base["data"]["seed"] = config.rows_seed
+    base["data"]["seed"], base["folds"]["nested"] = config.rows_seed, None
     names = [f"{number}-{member_runs.folder_name(each)}" for number, each in enumerate(combinations)]
     return _different(config, base, names, combinations)
+
+
+def outer(config: Run) -> list[Trial[Run]]:
+    """The cross-validations of `folds.nested`, each of which sees all outer folds but one."""
+    assert config.folds.nested is not None, "it is asked for"
+    base = config.model_dump(mode="json")
+    base["data"]["seed"] = config.rows_seed
+    base["folds"] |= {"nested": None, "refit": False}
+    wanted = [{"data.fold": {"of": config.folds.nested, "number": number}} for number in range(config.folds.nested)]
+    names = [f"fold-{number}" for number in range(config.folds.nested)]
+    return member_runs.trials(config, base, names, wanted, section="folds.nested")
 
 
 def _folds(config: Run) -> list[Trial[Run]]:
@@ -125,6 +136,9 @@ def _fold_misfits(config: RunSections) -> Iterator[tuple[str, str]]:
         yield "data.held_out", "recipe=crossval validates on folds; folds.k says how many. Leave it out, or write 0.05."
     if config.data.streaming.on:
         yield "data.streaming", "reads a part of the rows at a time, and folds look at all of them. Leave it out."
+    if config.folds.nested is not None:
+        why = f"is for of=classify, whose stages rows out of fold choose. With of={config.task.name} name rows that"
+        yield "folds.nested", f"{why} nothing sees as data.test, and leave it out."
     if config.data.drop_suspects:
         yield "data.drop_suspects", f"is for rows with one label each. With {of} leave it out."
     if config.budget.timed:

@@ -93,6 +93,10 @@ class FoldsConfig(Section):
     time: str | None = Field(default=None, min_length=1)
     """A column of numbers or dates: each fold validates rows that are later than all that it trains on. The rows are
     cut into k + 1 blocks in their order, the first of which only trains."""
+    nested: Annotated[Annotated[int, Field(ge=2)] | None, Unit("outer folds")] = None
+    """Outer folds of a nested cross-validation: each is left out in turn, while all of the run, its choices among
+    stages and among the values of `sweep.over` too, is done on the other rows; then it is scored. The run ships what it
+    would without. Why: an honest score of the whole flow, for that many times the time."""
     every_class: bool = True
     """Each fold must validate every class; false accepts folds that lack one with too few rows or groups."""
 
@@ -100,6 +104,15 @@ class FoldsConfig(Section):
     """Stages that stay although out-of-fold rows do not say that they help, by the names in stages.json: `tta`,
     `correction`, `decision`, `pseudo_label 1`, or `pseudo_label` for every round. A finished run takes it, too, when it
     is resumed: what was computed is kept."""
+
+    def nested_cost(self, *, steps: bool) -> str:
+        """What `nested` costs, in a sentence. `steps`: whether a number of steps ends a training, not one of epochs."""
+        assert self.nested is not None, "it is asked for"
+        times = self.nested + steps
+        return (
+            f"Nested cross-validation: the whole flow runs {self.nested} times on {self.nested - 1}/{self.nested} of "
+            f"the rows, and once on all; it takes about {times} times as long as without folds.nested."
+        )
 
     @model_validator(mode="after")
     def _one_deal(self) -> FoldsConfig:

@@ -33,7 +33,7 @@ from workbench.data.labelled.record_table import RawRows
 from workbench.data.labelled.records import RecordSource, RowReader
 from workbench.data.text import decontamination
 from workbench.data.text.decontamination import Contamination
-from workbench.errors import DataError
+from workbench.errors import ConfigError, DataError
 
 Features: TypeAlias = Callable[[Sequence[RecordSource]], NDArray[np.float32]]
 """From sources to features (N, D) of all their rows together, in their order."""
@@ -63,6 +63,8 @@ class FoldData(NamedTuple):
     """The first rows in time, which every fold trains on and none validates; None where folds are in no order."""
     group_P: Ints | None = None
     """Their groups, as `folds.ordered_N` has those of `rows`."""
+    outer: RecordSource | None = None
+    """The rows of the outer fold that `data.fold` leaves out of everything; None where there is none."""
 
     def training(self, split: Split) -> LabelledSet:
         """The rows that the adapter of a fold trains on."""
@@ -105,6 +107,10 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
         contamination_reports.append(matched)
     train = records.join_sources(trains)
     find = partial(_duplicates, reader=reader, config=config, features=features)
+    outer = None
+    if config.data.fold.of is not None:
+        outer_N = _outer(train, find, config)
+        outer, train = train.subset(outer_N), train.subset(~outer_N)
     clean = _deduplicate(train, list(test.values()), find, config)
     meaning = labels.fit(config.classes.kind, clean.source.labels, source=train.name)
     meaning = replace(meaning, metric=config.evaluate.judge)
@@ -132,12 +138,30 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
         labels=meaning,
         test=encode_each(test, reader, meaning) if test else None,
         cluster_T=clean.cluster_T,
-        unlabelled=_unlabelled(config, [train, *test.values()], reader, meaning, find),
+        unlabelled=_unlabelled(
+            config, [train, *test.values(), *([] if outer is None else [outer])], reader, meaning, find
+        ),
         duplicates=clean.report,
         conflicts=clean.conflicts,
         leak=clean.leak,
         disputed=clean.disputed,
+        outer=outer,
     )
+
+
+def _outer(train: RecordSource, find: Find, config: RunConfig) -> duplicates.Mask:
+    """Which rows are in the outer fold that `data.fold` leaves out, with their near-duplicates and their group."""
+    fold = config.data.fold
+    folds = config.folds.model_copy(update={"k": fold.of, "repeats": 1})
+    alone = config.duplicates.on_duplicate == "ignore"
+    groups = singletons(train.keys) if alone else find([train]).groups
+    try:
+        rows = RawRows(train.records)
+        dealt = stratified_folds.make_folds(folds, rows, train.labels, clusters=groups, seed=config.rows_seed)
+    except (ConfigError, DataError) as error:
+        raise type(error)(str(error).replace("folds.k", "folds.nested")) from None
+    outer_N: duplicates.Mask = dealt.fold_RN[0] == fold.number
+    return outer_N
 
 
 def _duplicates(
