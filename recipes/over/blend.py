@@ -63,7 +63,7 @@ class BlendPart(NamedTuple):
         return found | {"data.seed": self.config.rows_seed}
 
 
-class Worth(NamedTuple):
+class PartWorth(NamedTuple):
     """What a part is worth."""
 
     run: Path
@@ -82,7 +82,7 @@ class Blended(NamedTuple):
     title: str
     scores: Scores
     """As in scores.json."""
-    parts: list[Worth]
+    parts: list[PartWorth]
 
 
 def read_parts(runs: Sequence[Path], *, trust: Trust) -> list[BlendPart]:
@@ -213,7 +213,9 @@ def write(run: Run, config: RunConfig, parts: Sequence[BlendPart], *, way: str, 
         without_NC, with_NC = (judged(each) for each in (others_PNC, values_PNC))
         gain = gains.gain(labels, without_NC, with_NC, targets_NC, groups_N=cluster_N)
         alone = classification_scores.value_scores(labels, values_PNC[place], targets_NC)
-        worth.append(Worth(part.run, alone, None if kept.coef_CF is not None else float(kept.weights_P[place]), gain))
+        worth.append(
+            PartWorth(part.run, alone, None if kept.coef_CF is not None else float(kept.weights_P[place]), gain)
+        )
 
     files.write_json(run.path / "decision.json", {"blend": kept.facts, "parts": [_facts(run, each) for each in parts]})
     files.write_json(run.path / "classes.json", labels.facts)
