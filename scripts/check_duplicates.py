@@ -25,7 +25,6 @@ from workbench.data.folds.duplicates import (
     find,
     leaking,
     normalised,
-    overlap,
     report,
     shingles,
 )
@@ -85,9 +84,9 @@ def _show(clusters: DuplicateClusters, labels: list[str], k: int) -> None:
 
 def _show_overlap(train: list[str], test: list[str], config: DuplicatesConfig) -> None:
     both = _find(train + test, config)
-    result = overlap(both, np.arange(len(train) + len(test)) >= len(train))
-    print(f"  test rows with a near-duplicate in train: {result.test_rows} of {len(test)}")
-    print(f"  training rows in a cluster with a test row: {result.train_rows}")
+    leaks = leaking(both, (np.arange(len(train) + len(test)) >= len(train)).astype(np.int64))
+    print(f"  test rows with a near-duplicate in train: {leaks[len(train) :].sum()} of {len(test)}")
+    print(f"  training rows with a near-duplicate in test: {leaks[: len(train)].sum()}")
 
 
 def _recall(texts: list[str], duplicates: DuplicateClusters, config: DuplicatesConfig) -> float:

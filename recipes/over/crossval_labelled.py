@@ -16,7 +16,7 @@ from workbench.config.expansions import sweep_expansion
 from workbench.crossval import ensembles, fold_adapters, neighbour_correction, suspects, tta
 from workbench.crossval.fold_adapters import FoldContext
 from workbench.crossval.stages import StageLog
-from workbench.data import tta_views
+from workbench.data import leaks, tta_views
 from workbench.data.labelled import fold_data
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.records import RowReader
@@ -54,11 +54,13 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
         return _blended(config, run, callback)
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     reader, data, views, _, notes = prepare(config)
-    for note in [*([data.rows.cleaning.sentence] if data.rows.cleaning else ()), *notes]:
+    judged = {} if data.test is None else {"test": data.test}
+    for note in [*([data.rows.cleaning.sentence] if data.rows.cleaning else ()), *leaks.told(judged), *notes]:
         callback.say(note)
     sets = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
     provenance.note_data(run, {name: None if rows is None else rows.facts() for name, rows in sets.items()})
     decontamination.write_matches(data.rows.contamination, run)
+    leaks.write(run, judged)
     members = fold_adapters.fold_adapters(data.folds, seeds=config.folds.seeds)
     known = ensembles.out_of_fold(
         data.labels, data.rows.targets_NC, [each.split for each in members], cluster_N=data.cluster_N, seed=config.seed

@@ -11,6 +11,7 @@ from workbench.adapters.banks import bank
 from workbench.config import RunConfig
 from workbench.crossval import prediction, suspects
 from workbench.crossval.fold_adapters import FoldContext, fold_adapters
+from workbench.data import leaks
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.fold_data import FoldData
 from workbench.errors import ConfigError
@@ -67,6 +68,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
         members=len(members),
         notes=[
             *_sources(data.rows.rows_by_source),
+            *leaks.told({} if data.test is None else {"test": data.test}),
             *notes(data.rows, (data.test, data.unlabelled), data.labels, config, pictures),
             *about_stages,
             *([config.folds.nested_cost(steps=config.train.steps is not None)] if config.folds.nested else ()),
@@ -88,8 +90,7 @@ def _sources(counts: Mapping[str, int]) -> Iterator[str]:
 def evaluate(run: Path, config: RunConfig, turn: ScoringOptions = PLAIN) -> dict[str, float]:
     """Scores of the ensemble on data.test."""
     context = _context(run, config, turn)
-    sets = labelled_data.read_each(config.data.test_files, context.reader)
-    rows = labelled_data.encode_each(sets, context.reader, context.labels)
+    rows = labelled_data.scored(config, context.reader, context.labels)
     classification_scores.require_metric(context.labels, test=rows)
     return classification_scores.value_scores_of(context.labels, prediction.decided(run, context, rows), rows)
 

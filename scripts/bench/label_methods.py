@@ -114,8 +114,8 @@ def _clean(arguments: argparse.Namespace, data: str, noise: float, seed: int) ->
     folder = (arguments.out / _folder(data, noise, seed)).resolve()
     _write(arguments, data, noise, seed, folder)
     plain = _recipe(arguments, folder, seed)
-    del plain["data"]["held_out"], plain["data"]["overlap"], plain["evaluate"]["probe"]
-    recipe = {**plain, "recipe": "crossval", "folds": {"k": 3}, "duplicates": {"overlap": "drop"}}
+    del plain["data"]["held_out"], plain["evaluate"]["probe"]
+    recipe = {**plain, "recipe": "crossval", "folds": {"k": 3}}
     name = _name(data, noise, seed, FOLDS)
     wanted = {name: Wanted(recipe, [f"train.steps={arguments.steps}", *arguments.overrides])}
     suspects = pd.read_parquet(measuring.finish_here(wanted, arguments.out)[name] / "suspects.parquet")

@@ -1,11 +1,12 @@
 """Planted copies of pictures that are found, real pictures that get a false partner, and the time for many.
 
-    python scripts/bench/picture_duplicates.py PICTURES... [--side 64] [--scale 60000]
+    python scripts/bench/picture_duplicates.py PICTURES... [--side 64] [--scale 50000 10000]
 
-PICTURES are folders of class folders or zip archives of them. Of each, COPIES pictures get a copy that was resized to
-70 %, compressed (JPEG, quality 40), shifted by 2 pixels, or made 30 % brighter. Real pictures of one set that are found
-to be duplicates of each other are counted, and written side by side into pairs.png to be judged by eye. With --scale
-the pictures are repeated with noise up to so many, and the time of the search alone is printed.
+PICTURES are folders of class folders or zip archives of them. Of each, COPIES pictures of a test set are copies of
+others: resized to 70 %, compressed (JPEG, quality 40), shifted by 2 pixels, made 30 % brighter or darker, flipped,
+turned, cropped to 90 % or 80 % of each side, or cropped, flipped and brightened. Real pictures of one set that are
+found to be duplicates of each other are counted, and written side by side into pairs.png to be judged by eye. With
+--scale so many training and test pictures, others mixed with each other, are compared, and the time is printed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def _planted(source: Path, threshold: float, arguments: argparse.Namespace) -> N
     kinds = [list(COPY)[number % len(COPY)] for number in range(len(chosen))]
     copies = [COPY[kind](pictures[index]) for kind, index in zip(kinds, chosen, strict=True)]
     stored = [_stored(picture, arguments.side) for picture in [*pictures, *copies]]
-    cluster_N = picture_duplicates.find(stored, threshold=threshold).cluster_N
+    part_N = np.repeat([0, 1], [len(pictures), len(copies)])
+    cluster_N = picture_duplicates.find(stored, threshold=threshold, part_N=part_N).cluster_N
     found = cluster_N[chosen] == cluster_N[len(pictures) :]
     shares = {kind: float(found[[each == kind for each in kinds]].mean()) for kind in COPY}
 
@@ -68,11 +70,11 @@ def _many(source: Path, threshold: float, arguments: argparse.Namespace) -> None
     pictures = [_stored(picture, arguments.side) for picture in _pictures(source, arguments.limit)]
     rng = np.random.default_rng(0)
     many = []
-    for number in range(arguments.scale):
+    for number in range(sum(arguments.scale)):
         one, two = pictures[number % len(pictures)], pictures[int(rng.integers(len(pictures)))]
         many.append(((one.astype(np.uint16) + np.roll(two, number % 17, axis=1)) // 2).astype(np.uint8))
     began, cpu = time.perf_counter(), time.process_time()
-    found = picture_duplicates.find(many, threshold=threshold)
+    found = picture_duplicates.find(many, threshold=threshold, part_N=np.repeat([0, 1], arguments.scale))
     took, used = time.perf_counter() - began, time.process_time() - cpu
     print(f"{len(many):,} pictures: {took:.1f} s, {used:.1f} s of processors, {len(found.pairs_P2):,} pairs")
 
@@ -102,15 +104,34 @@ def _shifted(picture: Pixels) -> Pixels:
     return np.pad(picture, ((2, 0), (2, 0), (0, 0)), mode="edge")[: picture.shape[0], : picture.shape[1]]
 
 
-def _brightened(picture: Pixels) -> Pixels:
-    return np.asarray(ImageEnhance.Brightness(Image.fromarray(picture)).enhance(1.3))
+def _lit(factor: float) -> Callable[[Pixels], Pixels]:
+    return lambda picture: np.asarray(ImageEnhance.Brightness(Image.fromarray(picture)).enhance(factor))
+
+
+def _cropped(share: float) -> Callable[[Pixels], Pixels]:
+    chance = np.random.default_rng(0)
+
+    def crop(picture: Pixels) -> Pixels:
+        height, width = picture.shape[:2]
+        down, across = round(share * height), round(share * width)
+        top, left = chance.integers(height - down + 1), chance.integers(width - across + 1)
+        part = Image.fromarray(picture[top : top + down, left : left + across])
+        return np.asarray(part.resize((width, height), Image.Resampling.BICUBIC))
+
+    return crop
 
 
 COPY: dict[str, Callable[[Pixels], Pixels]] = {
     "resized": _resized,
     "compressed": _compressed,
     "shifted": _shifted,
-    "brightened": _brightened,
+    "brighter": _lit(1.3),
+    "darker": _lit(0.7),
+    "flipped": lambda picture: np.ascontiguousarray(picture[:, ::-1]),
+    "turned": lambda picture: np.ascontiguousarray(np.rot90(picture)),
+    "90 %": _cropped(0.9),
+    "80 %": _cropped(0.8),
+    "all three": lambda picture: _lit(1.2)(_cropped(0.85)(np.ascontiguousarray(picture[:, ::-1]))),
 }
 
 
@@ -120,5 +141,5 @@ if __name__ == "__main__":
     parser.add_argument("--side", type=int, default=64, help="pixels at which pictures are stored")
     parser.add_argument("--limit", type=int, default=10**6)
     parser.add_argument("--threshold", type=float)
-    parser.add_argument("--scale", type=int, default=0)
+    parser.add_argument("--scale", type=int, nargs=2, metavar=("TRAIN", "TEST"))
     main(parser.parse_args())

@@ -108,8 +108,8 @@ CASES = {
     "best step": Case("save.ship=best", "Write save.ship=last", "save.ship=best evaluate.every=1"),
     "folds elsewhere": Case("duplicates is for recipe=crossval", "Leave duplicates out", "recipe=classify"),
     "test rows that train": Case(
-        "rows.jsonl: 1 rows share a cluster of near-duplicates with rows of other.jsonl",
-        "duplicates.overlap=drop",
+        "1 of 19 training rows are also in other.jsonl",
+        "data.overlap=drop",
         "duplicates.on_duplicate=together data.test=other.jsonl folds.k=2",
         other=ROWS[:1],
         rows=[*ROWS[:1], *({"text": f"{a} {n} {a} {n * n} {a}", "label": a} for n in range(9) for a in ANIMALS)],

@@ -161,7 +161,7 @@ def test_sets_of_pictures_have_scores_of_their_own(vit: str, tmp_path: Path) -> 
 def crossed(folder: Path, bert: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished cross-validation with two test sets. Read only."""
     known = [*words(folder, "weather", "data.test"), f"model.id={bert}", "folds.k=2", "folds.refit=true"]
-    known += ["duplicates.overlap=drop", "duplicates.on_duplicate=ignore", "evaluate.every=null"]
+    known += ["data.overlap=drop", "duplicates.on_duplicate=ignore", "evaluate.every=null"]
     return workbench.run("crossval/quickstart", known, out=tmp_path_factory.mktemp("crossed") / "run", quiet=True)
 
 

@@ -6,7 +6,7 @@ Shapes: N rows, G groups, C classes, P pairs of a group and a class that it has.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -129,6 +129,9 @@ class KeyedRow(Protocol):
     def place(self) -> str: ...
     @property
     def key(self) -> str: ...
+    @property
+    def content(self) -> Hashable:
+        """What was read, as it stands."""
 
 
 class KeyedSource(Protocol):

@@ -15,6 +15,8 @@ from workbench.data.batching import Indices
 from workbench.errors import DataError
 
 MAX_BINS = 40
+WITHOUT = "without copies"
+"""Name under which the rows of a set that are no copies of training rows have scores of their own."""
 
 
 class DatasetFacts(Protocol):
@@ -57,6 +59,21 @@ class RowsOfSets(Protocol):
     def source_N(self) -> Indices: ...
 
 
+class ScoredRows(RowsOfSets, Protocol):
+    """Rows of sets, some of which may be copies of training rows."""
+
+    def __len__(self) -> int: ...
+    @property
+    def copies(self) -> Sequence[NumberedRow]: ...
+
+
+class NumberedRow(Protocol):
+    """One of some rows, by its number."""
+
+    @property
+    def row(self) -> int: ...
+
+
 def rows_by_set(rows: RowsOfSets) -> dict[str, Indices]:
     """Numbers of the rows of each set that has any; empty where there is one set."""
     if not rows.sources:
@@ -77,6 +94,13 @@ def scored(rows: RowsOfSets, scores: Callable[[Indices], Mapping[str, float]]) -
     return {
         titled(score, name): value for name, own in rows_by_set(rows).items() for score, value in scores(own).items()
     }
+
+
+def scored_apart(rows: ScoredRows, scores: Callable[[Indices], Mapping[str, float]]) -> dict[str, float]:
+    """`scored`, and the scores of the rows that are no copies of training rows, where some are."""
+    own: Indices = np.setdiff1d(np.arange(len(rows) * bool(rows.copies)), [copy.row for copy in rows.copies])
+    without = {titled(score, WITHOUT): value for score, value in scores(own).items()} if len(own) else {}
+    return scored(rows, scores) | without
 
 
 def titled(score: str, name: str) -> str:

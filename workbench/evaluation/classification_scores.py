@@ -86,7 +86,7 @@ def _metric_bounds(labels: Labels, values_NC: Floats, rows: LabelledSet) -> dict
 def _of_sets(
     rows: LabelledSet, found_NC: Floats, judge: Callable[[Floats, OneHot], dict[str, float]]
 ) -> dict[str, float]:
-    of_each = named_sets.scored(rows, lambda own: judge(found_NC[own], rows.targets_NC[own]))
+    of_each = named_sets.scored_apart(rows, lambda own: judge(found_NC[own], rows.targets_NC[own]))
     return judge(found_NC, rows.targets_NC) | of_each
 
 

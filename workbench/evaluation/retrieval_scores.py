@@ -125,7 +125,7 @@ def embedding_losses(embedder: Embedder, rows: PairSet, *, batch: int) -> dict[s
     def mean(rows: PairSet, own_UD: Tensor) -> dict[str, float]:
         return {"loss": EmbeddingLoss(embedder).mean(rows, own_UD, size=batch)}
 
-    return mean(rows, own_UD) | named_sets.scored(rows, lambda own: mean(*_of_set(rows, own, own_UD)))
+    return mean(rows, own_UD) | named_sets.scored_apart(rows, lambda own: mean(*_of_set(rows, own, own_UD)))
 
 
 def score_embeddings(
@@ -149,7 +149,7 @@ def score_embeddings(
         return _embedding_scores(embedder, rows, own_UD, *among, batch)
 
     whole = scores(rows, own_UD)
-    each = named_sets.scored(rows, lambda own: scores(*_of_set(rows, own, own_UD)).scores)
+    each = named_sets.scored_apart(rows, lambda own: scores(*_of_set(rows, own, own_UD)).scores)
     return RankedRows(whole.scores | each, whole.table)
 
 

@@ -46,8 +46,8 @@ def _check(config: RunSections) -> Iterator[str]:
         yield f"data.select.by=importance compares words, and pictures have none. Write {cure}."
     if config.data.decontaminate.action != "off":
         yield (
-            "data.decontaminate compares words; copies of pictures are found by data.overlap, and in crossval by "
-            "duplicates.overlap. Leave data.decontaminate out."
+            "data.decontaminate compares words; copies of pictures are found by data.overlap. Leave "
+            "data.decontaminate out."
         )
     if worded := [rule for rule in config.data.clean if rule not in DUPLICATE_RULES]:
         yield (

@@ -20,7 +20,7 @@ from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.config.model_heads import ModelHead
 from workbench.config.sections.sampling_config import SelectConfig
-from workbench.data import mixture, named_sets
+from workbench.data import leaks, mixture, named_sets
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.class_sampling import sampled_rows
@@ -60,8 +60,8 @@ def begin(config: RunConfig, run: Run, callback: Callback, *, loader: Loader = b
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     reader, data, _ = prepare(config, choose=partial(_chosen, config, run, callback))
     note(run, data)
-    if data.train.cleaning is not None:
-        callback.say(data.train.cleaning.sentence)
+    for sentence in [*([data.train.cleaning.sentence] if data.train.cleaning else ()), *leaks.told(data.rows.named())]:
+        callback.say(sentence)
     data = data._replace(train=row_difficulty.probed(data.train, config, run, callback, reader))
     return ClassRun(config, run, callback, reader, data, loader=loader)
 
@@ -124,6 +124,7 @@ def note(run: Run, data: ClassSplits) -> None:
     """Note the data."""
     provenance.note_data(run, data.rows.facts())
     decontamination.write_matches(data.train.contamination, run)
+    leaks.write(run, data.rows.named())
 
 
 def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: ClassSplits) -> FrozenProbe | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from workbench.data.images.picture_checks import pitfalls
 from workbench.data.images.picture_reader import PictureReader, PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Label, Labels
-from workbench.data.labelled.records import RecordSource, RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.data.tta_views import PictureView
 from workbench.runs.units import percent
 
@@ -28,8 +28,6 @@ SHOWN = 3
 """Rows whose file and label are told."""
 DRAWN, MOST_DRAWN = 8, 16
 """Rows of a sheet, and where there are more classes."""
-COMPARED = 20_000
-"""Most pictures that are searched for near-duplicates, which takes two milliseconds each."""
 EPOCHS = 4
 """Augmented forms of each of them."""
 VIEWS = 8
@@ -126,27 +124,6 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
     notes = pitfalls(config.image.augment, config.tta, names, grey=all(grey))
     views = tta_views.picture_views(config.tta, config.classes, example=inputs.picture(0)) if config.tta.views else []
     return PictureFindings(reader, rows, facts, examples, notes, views[:VIEWS], tuple(names))
-
-
-def near_copies(reader: RowReader, train: LabelledSet, others: Mapping[str, LabelledSet | None]) -> list[str]:
-    """Sentences on pictures to evaluate by that have a near-duplicate among the training pictures."""
-    sentences = []
-    for name, other in others.items():
-        if isinstance(reader, PictureReader) and other is not None and len(train) + len(other) <= COMPARED:
-            sources = [
-                RecordSource(rows.source, "", tuple(rows.records), inputs=rows.inputs) for rows in (train, other)
-            ]
-            clusters = reader.duplicates(sources).cluster_N.tolist()
-            row_of = {cluster: row for row, cluster in reversed(list(enumerate(clusters[: len(train)])))}
-            copies = [(row, row_of[each]) for row, each in enumerate(clusters[len(train) :]) if each in row_of]
-            if copies:
-                copy, row = copies[0]
-                sentences.append(
-                    f"{len(copies):,} of {len(other):,} {name} pictures have a near-duplicate among the training "
-                    f"pictures, such as {_name(reader, other, copy)} of {_name(reader, train, row)}, so that scores "
-                    "would be too good. Keep copies on one side, as recipe=crossval does (duplicates.on_duplicate)."
-                )
-    return sentences
 
 
 def _squares(reader: PictureReader, inputs: PictureRows) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from workbench.adapters import stock
 from workbench.config import RunConfig, model_heads
 from workbench.config.model_heads import ModelHead
-from workbench.data import mixture
+from workbench.data import leaks, mixture
 from workbench.data.batching import Indices, MicroBatch, evenly_spaced
 from workbench.data.embedding.rerank_candidates import PairedTexts
 from workbench.data.folds import stratified_folds
@@ -323,7 +323,6 @@ class ClassTask(Task):
         train = class_sampling.sampled_rows(data.train, config)
         drawn, steps = len(train), total_steps(config, len(train))
         pictures = picture_checks.inspect(config, reader, data.train, data.labels)
-        copies = picture_checks.near_copies(reader, data.train, {"held-out": data.held_out, "test": data.test})
         return ClassInspection(
             config=config,
             data=data,
@@ -333,8 +332,8 @@ class ClassTask(Task):
             steps=steps,
             notes=[
                 *mixture.in_words(train, config, steps),
+                *leaks.told(data.rows.named()),
                 *notes(data.train, data.rows[1:], data.labels, config, pictures),
-                *copies,
             ],
             pictures=pictures,
             probe=frozen_features.in_check(config, data.labels, data.train, data.held_out, reader, look),
@@ -350,8 +349,7 @@ class ClassTask(Task):
     def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
         model = classifier.load(run, config)
         if config.data.test is not None:
-            sets = labelled_data.read_each(config.data.test_files, model.reader)
-            rows = labelled_data.encode_each(sets, model.reader, model.labels)
+            rows = labelled_data.scored(config, model.reader, model.labels)
         else:
             rows = labelled_data.load(config, model.reader).held_out
         classification_scores.require_metric(model.labels, scored=rows)
@@ -393,8 +391,14 @@ class ClassTask(Task):
         named = [each for each in files if each.title != "Held-out" or not config.crossvalidates]
         sources = [reader.read(each.data.train, limit=each.data.limit, columns=each.data.columns) for each in named]
         clusters = _clusters(config, reader, named, sources)
+        trains, sets = (
+            {each.title: source for each, source in zip(named, sources, strict=True) if each.trains == learnt}
+            for learnt in (True, False)
+        )
+        copies, _ = leaks.find_copies(trains, sets, reader.duplicates)
         triples = zip(named, sources, clusters, strict=True)
-        return [_records(config, reader, each, source, own) for each, source, own in triples]
+        read = [_records(config, reader, each, source, own) for each, source, own in triples]
+        return [replace(each, copies=copies.get(each.title, ())) for each in read]
 
     def serve(self, run: Path, config: RunConfig, name: str, created: int, *, queue: int) -> ServedModel:
         from workbench.recipes.tasks.classify import served_classes

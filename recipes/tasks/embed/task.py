@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from workbench.adapters import stock
 from workbench.config import RunConfig
 from workbench.config.model_heads import HIDDEN, ModelHead
-from workbench.data import mixture
+from workbench.data import leaks, mixture
 from workbench.data.batching import Examples, evenly_spaced, global_batch, micro_batches, steps_per_epoch
 from workbench.data.embedding import pair_data, pair_records, pair_set
 from workbench.data.embedding.pair_set import PairSet
@@ -196,6 +196,8 @@ class EmbedTask(Task):
         # Data first: it is the cheapest thing to get wrong, and needs no weights.
         tokenizer, data, _ = embed_run.prepare(config)
         provenance.note_data(run, data.facts())
+        for sentence in leaks.told(data.named()):
+            callback.say(sentence)
         pairs = EmbedRun(config, run, callback, tokenizer, data, loader=loader)
         if config.embed.mine:
             pairs = replace(pairs, data=data._replace(train=embed_run.with_negatives(pairs)))
@@ -222,6 +224,7 @@ class EmbedTask(Task):
                 f"Rows are {train.form}: {len(train.units.texts):,} texts{classes}{negatives}; loss {loss}.{mined}",
                 *known_share(train, drawn, config),
                 *left_out(*data),
+                *leaks.told(data.named()),
             ],
         )
 

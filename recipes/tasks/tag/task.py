@@ -6,7 +6,7 @@ Legend: S supervised tokens of a row, N those of a micro-batch, L padded length,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,11 +23,12 @@ from workbench.adapters import Full, anatomy, stock
 from workbench.config import RunConfig
 from workbench.config.model_heads import ModelHead
 from workbench.config.sections.tta_config import TtaConfig
-from workbench.data import tagged_rows
+from workbench.data import leaks, named_sets, tagged_rows
 from workbench.data.batching import Floats, Indices, MicroBatch, WholeRows, encoder_inputs, evenly_spaced
 from workbench.data.folds import held_fold
 from workbench.data.folds.held_fold import FoldRow
-from workbench.data.held_out_split import Splits, hold_out, without_overlap
+from workbench.data.held_out_split import Splits, hold_out
+from workbench.data.leaks import Copies
 from workbench.data.tagged_rows import EncodedTags, TagEncoder, TaggedRow, TaggedRows, TagSet
 from workbench.errors import DataError
 from workbench.evaluation.forward_passes import ModelResults, over_rows
@@ -61,6 +62,11 @@ class _Record(NamedTuple):
     place: str
     key: str
 
+    @property
+    def content(self) -> str:
+        """What was read, as it stands."""
+        return self.key
+
 
 @dataclass(frozen=True)
 class _Source:
@@ -92,7 +98,10 @@ class TaggedSet(WholeRows):
     skipped: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     """Names of several files; there is one."""
+    source_N: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     cleaning: None = None
+    copies: Copies = ()
+    """Rows that are copies of training rows."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -139,7 +148,12 @@ class TaggedSet(WholeRows):
     def subset(self, keep: Indices) -> TaggedSet:
         """The rows that `keep` indexes."""
         chosen = [int(index) for index in keep]
-        return replace(self, rows=tuple(self.rows[i] for i in chosen), encoded=tuple(self.encoded[i] for i in chosen))
+        return replace(
+            self,
+            rows=tuple(self.rows[i] for i in chosen),
+            encoded=tuple(self.encoded[i] for i in chosen),
+            copies=leaks.taken(self.copies, np.asarray(chosen, dtype=np.int64)),
+        )
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
@@ -150,6 +164,7 @@ class TaggedSet(WholeRows):
             "tokens": int(self.lengths.sum()),
             "supervised": int(self.supervised.sum()),
             "skipped": len(self.skipped),
+            **leaks.facts(self.copies),
         }
 
 
@@ -187,14 +202,21 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, TagSplits, list
         helds = [held]
     else:
         helds = [_read(path, config) for path in data.held_out_files.values()]
-    for other in tests if data.fold.trains else (*helds, *tests):
-        train = without_overlap(train, other, drop=data.overlap == "drop", but="")
+    named = {"data.held_out": [] if data.fold.trains else helds, "data.test": tests}
+    scored = {f"{key}.{number}": each for key, own in named.items() for number, each in enumerate(own)}
+    trains, copies = leaks.separate({"": train}, scored, leaks.of_texts, action=data.overlap, but="")
+    train = trains[""]
     # A rare tag that no training row has counts in the scores, as it would for whoever uses the model.
     tag_set = TagSet.of([row for source in (train, *helds, *tests) for row in source.rows], train.scheme)
     encoder = TagEncoder(tokenizer, tag_set, max_tokens=data.max_tokens)
-    rows = TagSplits(
-        _encoded(encoder, [train]), _encoded(encoder, helds), _encoded(encoder, tests) if tests else None, tag_set
-    )
+    sets = {
+        key: replace(
+            _encoded(encoder, own), copies=leaks.joined({str(n): each for n, each in enumerate(own)}, copies, key)
+        )
+        for key, own in {"data.held_out": helds, "data.test": tests}.items()
+        if own
+    }
+    rows = TagSplits(_encoded(encoder, [train]), sets["data.held_out"], sets.get("data.test"), tag_set)
     modules = preflight.require_backbone(config, list(rows.named().values()), head_of(tag_set, seed=config.seed))
     return tokenizer, rows, modules
 
@@ -326,6 +348,14 @@ def scores_of(
     """Loss in nats per word, and the scores of entities, or of plain tags."""
     from workbench.evaluation import entity_scores
 
+    if rows.copies:
+
+        def of_some(own: Indices) -> dict[str, float]:
+            part = replace(rows.subset(own), copies=())
+            return scores_of(tags, part, [p_RWC[row] for row in own], [p_RSC[row] for row in own], strict=strict)
+
+        every = scores_of(tags, replace(rows, copies=()), p_RWC, p_RSC, strict=strict)
+        return every | named_sets.scored_apart(rows, of_some)
     chosen = [p_SC[np.arange(len(each.labels)), each.labels] for each, p_SC in zip(rows.encoded, p_RSC, strict=True)]
     loss = -float(np.log(np.maximum(np.concatenate(chosen), 1e-300)).mean())
     true = [row.tags for row in rows.rows]
@@ -566,7 +596,7 @@ class TagTask(Task):
         # Data first: it is the cheapest thing to get wrong, and needs no weights.
         tokenizer, data, _ = prepare(config)
         provenance.note_data(run, data.splits.facts())
-        for sentence in _unlearnt(data):
+        for sentence in [*_unlearnt(data), *leaks.told(data.named())]:
             callback.say(sentence)
         return TagRun(config, run, callback, tokenizer, data, loader=loader)
 
@@ -597,6 +627,7 @@ class TagTask(Task):
                 f"{len(data.tags.types)} {kind}: {what}.",
                 *_unlearnt(data),
                 *unread(*data.named().values()),
+                *leaks.told(data.named()),
             ],
         )
 

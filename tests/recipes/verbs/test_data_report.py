@@ -189,7 +189,7 @@ def test_copies_of_pictures_are_near_duplicates_and_told_in_evaluation(
     words += ["data.train=seen", "data.held_out=held"]
     _finish(monkeypatch, "data", "labelled.yaml", *words, "--out", "copies")
     found = {rule: [Path(place).name for place in places] for rule, places in _flags("copies").items()}
-    assert found == {"near_duplicate": ["again.png"], "also_in_evaluation": ["1.png"]}
+    assert found == {"near_duplicate": ["again.png"], "also_in_evaluation": ["1.png"], "copy_of_training": ["leak.png"]}
     page = Path("copies/data.html").read_text()
     for rule in found:  # each copy beside what it is a copy of
         details = page[page.index(f'<details id="{rule}">') :]

@@ -68,7 +68,7 @@ def words_of(home: Path, *more: str) -> list[str]:
     """Of a short cross-validation."""
     known = [f"data.{name}={home / f'{name}.jsonl'}" for name in ("train", "test")]
     known += [f"model.id={home / 'bert'}", "folds.k=3", "train.steps=4", "batch.size=8"]
-    return [*known, *SHORT, "duplicates.overlap=drop", *more]
+    return [*known, *SHORT, "data.overlap=drop", *more]
 
 
 def of(run: Path) -> RunEmbedder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Literal, TypeAlias, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -53,6 +53,9 @@ RowFormat = Literal[
 FileKind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "txt", "conll", "label_first"]
 Checkpointing = bool | Literal["auto", "elementwise"] | Share
 """Activations that are recomputed: of all blocks or none, of elementwise operations, or of a share of the blocks."""
+
+Overlap: TypeAlias = Literal["auto", "refuse", "drop", "tell", "exact"]
+"""What becomes of rows to score by that are copies of training rows."""
 
 
 class ModelConfig(Section):
@@ -203,9 +206,11 @@ class DataConfig(Section):
     on_bad_row: Literal["refuse", "skip"] = "refuse"
     """A malformed row ends the run, or is skipped and counted. Why: a row that is left out unseen changes what is
     learnt."""
-    overlap: Literal["refuse", "drop"] = "refuse"
-    """Held-out rows that are also in `train` end the run, or are dropped from `train` and counted. Why: scores of rows
-    that were trained on flatter."""
+    overlap: Overlap = "auto"
+    """Held-out and test rows that are copies of rows in `train`, equal or nearly: they end the run (`refuse`), their
+    originals are dropped from `train` and counted (`drop`), or they stay, are told, and scores without them stand
+    beside those of all rows (`tell`). `auto` refuses equal rows and tells of near-duplicates; `exact` refuses equal
+    rows and looks for no others. Why: scores of rows that were trained on flatter."""
     decontaminate: DecontaminateConfig = DecontaminateConfig()
     select: SelectConfig = SelectConfig()
     sampling: SamplingConfig = SamplingConfig()

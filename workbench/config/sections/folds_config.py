@@ -37,8 +37,6 @@ class DuplicatesConfig(Section):
     documents."""
     size: Annotated[PositiveInt | Literal["auto"], Unit("characters or words")] = "auto"
     """Characters or words in a shingle, for texts alone. `auto`: 4 characters, 3 words."""
-    overlap: Literal["refuse", "drop"] = "refuse"
-    """Training rows in a cluster with a test row end the run, or are dropped from training and counted."""
 
     @model_validator(mode="after")
     def _looked_for(self) -> DuplicatesConfig:

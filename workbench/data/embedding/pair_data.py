@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from workbench.config import DataConfig, RunConfig
 from workbench.config.sections.embed_config import LOSSES
-from workbench.data import named_sets
+from workbench.data import leaks, named_sets
 from workbench.data.embedding import pair_records, pair_set
 from workbench.data.embedding.pair_records import PairSource
 from workbench.data.embedding.pair_set import PairSet
@@ -19,7 +19,9 @@ from workbench.data.folds import held_fold
 from workbench.data.folds.duplicates import components, normalised
 from workbench.data.folds.held_fold import FoldRow
 from workbench.data.folds.stratified_folds import Class
-from workbench.data.held_out_split import Splits, hold_out, without_overlap
+from workbench.data.held_out_split import Splits, hold_out
+from workbench.data.leaks import Copies
+from workbench.data.text import decontamination
 from workbench.data.text.quality import cleaning, rules
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import ConfigError, DataError
@@ -37,11 +39,13 @@ class PairSources(NamedTuple):
     held_out: PairSource
     test: PairSource | None
     cleaning: Cleaning | None  # training rows that `data.clean` left out; None where it has no rule
+    copies: Mapping[str, Copies]  # rows that are copies of training rows, of held_out and of test
 
     def encoded(self, encode: Callable[[PairSource], PairSet]) -> Splits[PairSet]:
         """The splits as a model reads them."""
         train, held_out = replace(encode(self.train), cleaning=self.cleaning), encode(self.held_out)
-        return Splits(train, held_out, None if self.test is None else encode(self.test))
+        test = None if self.test is None else replace(encode(self.test), copies=self.copies["test"])
+        return Splits(train, replace(held_out, copies=self.copies["held_out"]), test)
 
 
 def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[PairSet]:
@@ -108,8 +112,11 @@ def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSourc
         train, held_out[""] = _split(train, data, seed=config.rows_seed)
     train, left_out = _cleaned(train, data)
     scored = [*held_out.values(), *test.values()]
-    for other in [*test.values()] if data.fold.trains else scored:
-        train = without_overlap(train, other, drop=data.overlap == "drop", but=" but for case and punctuation")
+    compared = decontamination.evaluation_sets({} if data.fold.trains else held_out, test)
+    trains, copies = leaks.separate(
+        {"": train}, compared, leaks.of_texts, action=data.overlap, but=" but for case and punctuation"
+    )
+    train = trains[""]
     if train.form == "labelled":
         labels = {record.label for record in train.records}
         if len(labels) == 1:
@@ -134,7 +141,14 @@ def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSourc
                         "right. Leave the row out, or give training rows of its class."
                     )
     return PairSources(
-        train, pair_records.joined(held_out), pair_records.joined(test) if test else None, cleaning=left_out
+        train,
+        pair_records.joined(held_out),
+        pair_records.joined(test) if test else None,
+        cleaning=left_out,
+        copies={
+            "held_out": leaks.joined(held_out, copies, "data.held_out"),
+            "test": leaks.joined(test, copies, "data.test"),
+        },
     )
 
 

@@ -41,6 +41,11 @@ class PairRecord(NamedTuple):
         """Equal for rows with the same texts, but for case and punctuation, whatever their negatives."""
         return "\n".join(map(normalised, self.texts[:2]))
 
+    @property
+    def content(self) -> tuple[str, ...]:
+        """What was read, as it stands."""
+        return self.texts[:2]
+
 
 @dataclass(frozen=True)
 class PairSource:

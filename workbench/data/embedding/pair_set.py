@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.config.sections.embed_config import EmbedConfig, Form
-from workbench.data import named_sets
+from workbench.data import leaks, named_sets
 from workbench.data.batching import Indices, MicroBatch, WholeRows, encoder_inputs
 from workbench.data.embedding.pair_records import PairRecord, PairSource
+from workbench.data.leaks import Copies
 from workbench.data.rows import excerpt
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import DataError
@@ -144,6 +145,8 @@ class PairSet(WholeRows):
     """Number of the set of each row, where there are several."""
     cleaning: Cleaning | None = None
     """Rows that `data.clean` left out."""
+    copies: Copies = ()
+    """Rows that are copies of training rows."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -283,6 +286,7 @@ class PairSet(WholeRows):
             class_N=self.class_N[numbers],
             score_N=self.score_N[numbers],
             source_N=self.source_N[numbers] if self.sources else self.source_N,
+            copies=leaks.taken(self.copies, numbers),
         )
 
     @property
@@ -300,7 +304,7 @@ class PairSet(WholeRows):
         pair_facts |= {"classes": len(np.unique(self.class_N))} if self.form == "labelled" else {}
         pair_facts |= {"sources": self.rows_by_source} if self.sources else {}
         pair_facts |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
-        return {**named_sets.shared_facts(self, supervised_tokens=len(self)), **pair_facts}
+        return {**named_sets.shared_facts(self, supervised_tokens=len(self)), **pair_facts, **leaks.facts(self.copies)}
 
 
 def encode(

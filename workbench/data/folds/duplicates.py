@@ -184,6 +184,9 @@ SMALL_CLUSTER = 64
 VECTORS_AT_ONCE = 2048
 """Vectors that are compared with all others at a time."""
 
+NEAR = "nearly equal"
+"""Kind of texts that are near-duplicates."""
+
 _HYPHEN = re.compile(r"(?<=[^\W\d])[-\u2010\u2011](?=[^\W\d])")
 _MARK = "[.,;:!?()\\[\\]\"'`\u2018\u2019\u201c\u201d\u2026\u00bf\u00a1]"
 # A period or colon between digits is part of a number.
@@ -204,8 +207,9 @@ def shingles(text: str, *, shingle: Literal["characters", "words"], size: int) -
     return frozenset(" ".join(words[start : start + size]) for start in range(max(1, len(words) - size + 1)))
 
 
-def near_pairs(sets: ShingleSets, *, threshold: float, seed: int) -> Ints:
-    """Pairs of sets, sorted, that agree in all MinHash values of some band and reach the threshold.
+def near_pairs(sets: ShingleSets, *, threshold: float, seed: int, part_U: Ints | None = None) -> Ints:
+    """Pairs of sets, sorted, that agree in all MinHash values of some band and reach the threshold; only those of
+    different `part_U` where it is given.
 
     Raises:
         DataError: There are more than MAX_PAIRS.
@@ -224,6 +228,8 @@ def near_pairs(sets: ShingleSets, *, threshold: float, seed: int) -> Ints:
     # Sorted arrays rather than datasketch's index, whose buckets are Python sets: 1 kB per text instead of 26 kB.
     for band_U in minhashes.band_BU:
         for pairs_P2 in pairs_within(band_U):
+            if part_U is not None:
+                pairs_P2 = pairs_P2[part_U[pairs_P2[:, 0]] != part_U[pairs_P2[:, 1]]]
             codes = np.setdiff1d(pairs_P2[:, 0] * count + pairs_P2[:, 1], known, assume_unique=True)
             first, second = np.stack(np.divmod(codes, max(1, count)), axis=1).T
             likely = _likely(size_U, minhashes.sketch_UK, first, second, threshold)
@@ -330,8 +336,8 @@ def _likely(
 def _too_many(count: int) -> DataError:
     return DataError(
         f"{count} different texts have over {MAX_PAIRS} pairs of near-duplicates: do they share a "
-        "template? Compare only the columns that differ, write a higher duplicates.threshold, or "
-        "duplicates.on_duplicate=ignore."
+        "template? Compare only the columns that differ, or write data.overlap=exact (and with recipe crossval "
+        "duplicates.on_duplicate=ignore, or a higher duplicates.threshold)."
     )
 
 
@@ -376,6 +382,8 @@ class DuplicateClusters:
     has one content."""
     name_U: tuple[str, ...]
     """A digest of each distinct content."""
+    kind_P: tuple[str, ...] = ()
+    """What was done to one of each pair, in words; empty where all are NEAR."""
 
     @property
     def cluster_N(self) -> Ints:
@@ -409,17 +417,6 @@ class DuplicateReport(NamedTuple):
     """Row numbers, from 0, of every cluster whose rows carry different labels."""
 
 
-class OverlapReport(NamedTuple):
-    """Near-duplicates between training and test rows."""
-
-    test_rows: int
-    """Test rows that have a near-duplicate among the training rows."""
-    train_rows: int
-    """Training rows in a cluster with a test row, some of them only by a chain of pairs."""
-    kept_N: Mask
-    """False for those training rows."""
-
-
 def find(
     texts: Sequence[str],
     *,
@@ -427,6 +424,7 @@ def find(
     shingle: Literal["characters", "words"] = "characters",
     size: int = 4,
     seed: int = 0,
+    part_N: Ints | None = None,
 ) -> DuplicateClusters:
     """Find rows that are equal after `normalised`, or whose sets of shingles reach a Jaccard similarity of `threshold`.
 
@@ -442,6 +440,7 @@ def find(
             have the same label with sequences of four characters, 84 % with single words.
         size: Characters or words in a shingle.
         seed: Seed of the hash functions.
+        part_N: The part of a split that each is in: only near-duplicates in different ones are looked for; None: all.
 
     Raises:
         DataError: Thousands of different texts are similar, as if from one template.
@@ -450,10 +449,15 @@ def find(
     distinct = sorted(set(texts))
     number = {text: index for index, text in enumerate(distinct)}
     sets = shingle_sets(distinct, shingle=shingle, size=size)
-    pairs_P2 = near_pairs(sets, threshold=threshold, seed=seed)
+    distinct_N = np.array([number[text] for text in texts], dtype=np.int64)
+    part_U = None
+    if part_N is not None:
+        part_U = np.zeros(len(distinct), dtype=np.int64)
+        part_U[distinct_N] = part_N
+    pairs_P2 = near_pairs(sets, threshold=threshold, seed=seed, part_U=part_U)
     cluster_U = components(len(distinct), pairs_P2)
     return DuplicateClusters(
-        distinct_N=np.array([number[text] for text in texts], dtype=np.int64),
+        distinct_N=distinct_N,
         pairs_P2=pairs_P2,
         cluster_U=cluster_U,
         similarity_U=min_similarity(sets.table_UV, cluster_U),
@@ -473,12 +477,20 @@ def joined(clusters: DuplicateClusters, vectors_ND: NDArray[np.float32], *, thre
     """
     _, first_U = np.unique(clusters.distinct_N, return_index=True)
     near_P2, similarity_P = near_vectors(vectors_ND[first_U], threshold=threshold)
-    pairs_P2 = np.unique(np.concatenate([clusters.pairs_P2.reshape(-1, 2), near_P2]), axis=0)
+    kinds = [*(clusters.kind_P or [NEAR] * len(clusters.pairs_P2)), *["of like features"] * len(near_P2)]
+    both_P2 = np.concatenate([clusters.pairs_P2.reshape(-1, 2), near_P2])
+    pairs_P2, first_P = np.unique(both_P2, axis=0, return_index=True)
     cluster_U = components(len(first_U), pairs_P2)
     similarity_U = np.ones(len(first_U))
     np.minimum.at(similarity_U, cluster_U, clusters.similarity_U)
     np.minimum.at(similarity_U, cluster_U[near_P2[:, 0]], similarity_P)
-    return replace(clusters, pairs_P2=pairs_P2, cluster_U=cluster_U, similarity_U=similarity_U[cluster_U])
+    return replace(
+        clusters,
+        pairs_P2=pairs_P2,
+        cluster_U=cluster_U,
+        similarity_U=similarity_U[cluster_U],
+        kind_P=tuple(kinds[each] for each in first_P.tolist()),
+    )
 
 
 def report(clusters: DuplicateClusters, labels: Sequence[Hashable] | None = None) -> DuplicateReport:
@@ -527,49 +539,6 @@ def leaking(clusters: DuplicateClusters, part_N: Ints) -> Mask:
     for first_P, second_P in (clusters.pairs_P2.T, clusters.pairs_P2.T[::-1]):
         np.logical_or.at(reached_UF, first_P, own_UF[second_P])
     return np.asarray(reached_UF.sum(axis=1)[clusters.distinct_N] > 1)
-
-
-def overlap(clusters: DuplicateClusters, test_N: Mask) -> OverlapReport:
-    """Count near-duplicates between training and test rows.
-
-    Args:
-        clusters: Clusters of training and test rows together.
-        test_N: True for a test row.
-    """
-    cluster_N = clusters.cluster_N
-    shared_N = ~test_N & np.isin(cluster_N, cluster_N[test_N])
-    leaking_N = leaking(clusters, test_N.astype(np.int64)) & test_N
-    return OverlapReport(int(leaking_N.sum()), int(shared_N.sum()), ~shared_N)
-
-
-def check_overlap(
-    clusters: DuplicateClusters,
-    test_N: Mask,
-    *,
-    action: Literal["refuse", "drop"],
-    train: str = "data.train",
-    test: str = "data.test",
-) -> OverlapReport:
-    """`overlap`, refused unless it is empty or may be dropped.
-
-    Args:
-        action: DuplicatesConfig.overlap.
-        train: Name of the training rows in messages, such as their file.
-        test: Name of the test rows in messages.
-
-    Raises:
-        DataError: Training and test share a cluster and `action` is refuse, or nothing would be left to train on.
-    """
-    result = overlap(clusters, test_N)
-    if result.train_rows == int((~test_N).sum()):
-        raise DataError(f"{train}: every row has a near-duplicate in {test}. Name other data as data.train.")
-    if result.train_rows and action == "refuse":
-        raise DataError(
-            f"{train}: {result.train_rows} rows share a cluster of near-duplicates with rows of {test}, and "
-            f"{result.test_rows} test rows have a near-duplicate in training: the test score would be too good.\n"
-            "  Write duplicates.overlap=drop to leave them out of training."
-        )
-    return result
 
 
 def _members(clusters: DuplicateClusters) -> dict[int, list[int]]:

@@ -298,10 +298,10 @@ class PictureReader:
         """Height and width of a picture as it comes."""
         return self._file(record).size()
 
-    def duplicates(self, sources: Sequence[RecordSource]) -> DuplicateClusters:
+    def duplicates(self, sources: Sequence[RecordSource], part_N: Indices | None = None) -> DuplicateClusters:
         """Near-duplicates among the pictures of all sources together, as they are stored."""
         pictures = (picture for source in sources for picture in self.inputs(source).arrays())
-        return picture_duplicates.find(pictures, threshold=self.near.cutoff(pictures=True))
+        return picture_duplicates.find(pictures, threshold=self.near.cutoff(pictures=True), part_N=part_N)
 
     def same_positions(self, other: RowReader) -> bool:
         """Whether `other` brings pictures to the same size."""

@@ -26,7 +26,7 @@ from workbench.data.labelled.labelled_data import (
     encode_each,
     read_each,
     read_training,
-    require_kept,
+    separate,
 )
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.record_table import RawRows
@@ -105,8 +105,9 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     for name, each in trains.items():
         trains[name], matched = decontaminated(each, sets, config, reader)
         contamination_reports.append(matched)
-    train = records.join_sources(trains)
     find = partial(_duplicates, reader=reader, config=config, features=features)
+    trains, copies = separate(trains, sets, config, find)
+    train = records.join_sources(trains)
     outer = None
     if config.data.fold.of is not None:
         outer_N = _outer(train, find, config)
@@ -136,7 +137,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
         folds=folds.subset(scored_N),
         cluster_N=clean.cluster_N[scored_N],
         labels=meaning,
-        test=encode_each(test, reader, meaning) if test else None,
+        test=encode_each(test, reader, meaning, copies, "data.test") if test else None,
         cluster_T=clean.cluster_T,
         unlabelled=_unlabelled(
             config, [train, *test.values(), *([] if outer is None else [outer])], reader, meaning, find
@@ -165,10 +166,15 @@ def _outer(train: RecordSource, find: Find, config: RunConfig) -> duplicates.Mas
 
 
 def _duplicates(
-    sources: Sequence[RecordSource], *, reader: RowReader, config: RunConfig, features: Features | None
+    sources: Sequence[RecordSource],
+    part_N: Ints | None = None,
+    *,
+    reader: RowReader,
+    config: RunConfig,
+    features: Features | None,
 ) -> DuplicateClusters:
     """Near-duplicates by what rows hold, and by their features where the configuration says so."""
-    clusters, threshold = reader.duplicates(sources), config.duplicates.features
+    clusters, threshold = reader.duplicates(sources, part_N), config.duplicates.features
     if threshold is None:
         return clusters
     assert features is not None, "whoever reads the rows of a cross-validation can compute them"
@@ -198,7 +204,7 @@ def _unlabelled(
 
 
 def _deduplicate(train: RecordSource, test: Sequence[RecordSource], find: Find, config: RunConfig) -> _Deduplicated:
-    """Drop training rows that share a cluster with test rows, then apply `duplicates.on_duplicate`."""
+    """Find clusters among training and test rows, and apply `duplicates.on_duplicate`."""
     weight_N = np.asarray([record.weight for record in train.records])
     if config.duplicates.on_duplicate == "ignore":
         cluster_T = np.arange(sum(len(each.records) for each in test)) if test else None
@@ -207,16 +213,6 @@ def _deduplicate(train: RecordSource, test: Sequence[RecordSource], find: Find, 
     both = find([train, *test])
     is_test = np.arange(len(both.distinct_N)) >= len(weight_N)
     clusters, cluster_T = both.subset(~is_test), both.subset(is_test).cluster_N if test else None
-    if test:
-        named = " + ".join(each.name for each in test)
-        overlap = duplicates.check_overlap(
-            both, is_test, action=config.duplicates.overlap, train=train.name, test=named
-        )
-        kept_N = overlap.kept_N[: len(weight_N)]
-        note = f"{overlap.train_rows} rows in a cluster of near-duplicates with rows of {named}"
-        whole = train
-        train, clusters, weight_N = _subset(train, clusters, weight_N, kept_N, note)
-        require_kept(whole, train, named, key="duplicates.overlap")
     report = duplicates.report(clusters, train.labels)
     conflicts = tuple(tuple(train.records[row].place for row in rows) for rows in report.conflicts)
     leak = stratified_folds.ungrouped_leak(clusters, train.labels, k=config.folds.k, seed=config.rows_seed)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from workbench.config import RunConfig
 from workbench.config.sections.curriculum_config import CurriculumConfig
-from workbench.data import held_out_split, named_sets, row_order, selection
+from workbench.data import leaks, named_sets, row_order, selection
 from workbench.data.batching import Indices, MicroBatch, Weights, WholeRows
 from workbench.data.folds import held_fold, stratified_folds
 from workbench.data.folds.held_fold import FoldRow
@@ -24,12 +24,13 @@ from workbench.data.labelled import labels, record_table, records
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import RecordSource, RowInputs, RowReader
+from workbench.data.leaks import Copies
 from workbench.data.text import decontamination
 from workbench.data.text.decontamination import Contamination, TextRow
 from workbench.data.text.quality import cleaning
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.data.text.quality.rules import RowText
-from workbench.errors import DataError
+from workbench.errors import DataError, WorkbenchError
 
 
 def split_off(source: RecordSource, config: RunConfig, path: str) -> tuple[RecordSource, RecordSource]:
@@ -79,14 +80,16 @@ def require_measured(
             )
 
 
-def require_kept(train: RecordSource, kept: RecordSource, other: str, *, key: str = "data.overlap") -> None:
-    """Raise DataError where `key=drop` left no row of a class, as all of them are in `other`."""
-    rest = labels.counts(kept.labels)
+def require_kept(train: RecordSource, kept: RecordSource, sets: Mapping[str, RecordSource]) -> None:
+    """Raise DataError where `data.overlap=drop` left no row of a class."""
+    if kept is train:
+        return
+    rest, named = labels.counts(kept.labels), " + ".join(each.name for each in sets.values())
     for name, rows in labels.counts(train.labels).items():
         if name not in rest:
             raise DataError(
-                f"{train.name}: all {rows} row(s) of the class `{name}` are also in {other}, so that "
-                f"{key}=drop leaves none to learn from. Take them out of one of the two files, or give the class "
+                f"{train.name}: all {rows} row(s) of the class `{name}` are also in {named}, or nearly, so that "
+                "data.overlap=drop leaves none to learn from. Take them out of one of the two files, or give the class "
                 "other training rows."
             )
 
@@ -120,6 +123,8 @@ class LabelledSet(WholeRows):
     """Names of the sets that rows are from; empty where there is one."""
     source_N: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Number of the set of each row, where there are several."""
+    copies: Copies = ()
+    """Rows that are copies of training rows."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -170,6 +175,7 @@ class LabelledSet(WholeRows):
             extra_targets_NC=None if self.extra_targets_NC is None else self.extra_targets_NC[numbers],
             difficulty=None if self.difficulty is None else self.difficulty[numbers],
             source_N=self.source_N[numbers] if self.sources else self.source_N,
+            copies=leaks.taken(self.copies, numbers),
         )
 
     def concatenated(self, other: LabelledSet) -> LabelledSet:
@@ -254,7 +260,12 @@ class LabelledSet(WholeRows):
         numbers = [each for each in self.labels if isinstance(each, float)]
         counted |= {"mean_label": float(np.mean(numbers))} if numbers else {}
         counted |= {"sources": self.rows_by_source} if self.sources else {}
-        return {**named_sets.shared_facts(self, supervised_tokens=len(self)), **counted, **quality_facts}
+        return {
+            **named_sets.shared_facts(self, supervised_tokens=len(self)),
+            **counted,
+            **quality_facts,
+            **leaks.facts(self.copies),
+        }
 
 
 class ClassSplits(NamedTuple):
@@ -295,13 +306,9 @@ def split(config: RunConfig, reader: RowReader) -> LabelledSources:
     sets = decontamination.evaluation_sets(held_out, test)
     trains, left_out = cleaned(trains, config, reader)
     contamination_reports = list[Contamination | None]()
+    scored = decontamination.evaluation_sets({} if config.data.fold.trains else held_out, test)
+    trains, copies = separate(trains, scored, config, reader.duplicates)
     for name, train in trains.items():
-        for other in test.values() if config.data.fold.trains else sets.values():
-            drop = config.data.overlap == "drop"
-            but = "" if train.records[0].digest else " but for case and punctuation"  # pictures are equal whole
-            kept = held_out_split.without_overlap(train, other, drop=drop, but=but)
-            require_kept(train, kept, other.name)
-            train = kept
         trains[name], matched = decontaminated(train, sets, config, reader)
         contamination_reports.append(matched)
     train_labels = [label for train in trains.values() for label in train.labels]
@@ -326,10 +333,37 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     )
     return ClassSplits(
         train=_selected(rows, config, reader, meaning),
-        held_out=encode_each(held_out, reader, meaning),
-        test=encode_each(test, reader, meaning) if test else None,
+        held_out=encode_each(held_out, reader, meaning, copies, "data.held_out"),
+        test=encode_each(test, reader, meaning, copies, "data.test") if test else None,
         labels=meaning,
     )
+
+
+def separate(
+    trains: dict[str, RecordSource], sets: Mapping[str, RecordSource], config: RunConfig, find: leaks.Find
+) -> tuple[dict[str, RecordSource], dict[str, Copies]]:
+    """See `leaks.separate`; refuses what leaves a class without rows."""
+    but = "" if config.reads_pictures else " but for case and punctuation"  # pictures are equal whole
+    kept, copies = leaks.separate(trains, sets, find, action=config.data.overlap, but=but)
+    for name, train in trains.items():
+        require_kept(train, kept[name], sets)
+    return kept, copies
+
+
+def scored(config: RunConfig, reader: RowReader, meaning: Labels) -> LabelledSet:
+    """The rows of `data.test`, which know those that are copies of training rows, where these can be read still."""
+    test = read_each(config.data.test_files, reader)
+    sets, copies = decontamination.evaluation_sets({}, test), dict[str, Copies]()
+    if not config.data.streaming.on and config.data.overlap != "exact":
+        try:
+            trains = read_training(config, reader)
+        except WorkbenchError:  # they have gone since the run
+            trains = {}
+        if config.data.own_share is not None and not config.crossvalidates:
+            paths = {name: own.train for name, own in config.data.training_files.items()}
+            trains = {name: split_off(train, config, paths[name])[0] for name, train in trains.items()}
+        copies, _ = leaks.find_copies(trains, sets, reader.duplicates)
+    return encode_each(test, reader, meaning, copies, "data.test")
 
 
 def read_training(config: RunConfig, reader: RowReader) -> dict[str, RecordSource]:
@@ -348,9 +382,21 @@ def read_each(files: Mapping[str, str], reader: RowReader) -> dict[str, RecordSo
     return {name: reader.read(path) for name, path in files.items()}
 
 
-def encode_each(sets: Mapping[str, RecordSource], reader: RowReader, meaning: Labels) -> LabelledSet:
-    """As `encode`, the rows of several sets, which they know by name; of one that has none (``) as they are."""
-    return encode(records.join_sources(sets), reader, meaning)
+def encode_each(
+    sets: Mapping[str, RecordSource],
+    reader: RowReader,
+    meaning: Labels,
+    copies: Mapping[str, Copies] | None = None,
+    key: str = "",
+) -> LabelledSet:
+    """As `encode`, the rows of several sets, which they know by name; of one that has none (``) as they are.
+
+    Args:
+        copies: Copies of training rows in each set, by its setting.
+        key: Setting that names these sets, such as `data.test`.
+    """
+    rows = encode(records.join_sources(sets), reader, meaning)
+    return replace(rows, copies=leaks.joined(sets, copies or {}, key))
 
 
 def encode(source: RecordSource, reader: RowReader, meaning: Labels) -> LabelledSet:

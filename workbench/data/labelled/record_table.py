@@ -146,6 +146,11 @@ class LabelledRecord(NamedTuple):
         """Equal for rows with the same content: the text but for case and punctuation, or the digest of a picture."""
         return self.digest or normalised("\n".join(self.fields))
 
+    @property
+    def content(self) -> str | tuple[str, ...]:
+        """What was read, as it stands."""
+        return self.digest or self.fields
+
 
 @dataclass(frozen=True, eq=False)
 class RecordTable(Sequence[LabelledRecord]):

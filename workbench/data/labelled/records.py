@@ -344,8 +344,9 @@ class RowReader(Protocol):
     def rendered(self, inputs: RowInputs, index: int) -> str:
         """Row `index` as the model reads it, in words."""
 
-    def duplicates(self, sources: Sequence[RecordSource]) -> DuplicateClusters:
-        """Near-duplicates among the rows of all sources together, in their order."""
+    def duplicates(self, sources: Sequence[RecordSource], part_N: Indices | None = None) -> DuplicateClusters:
+        """Near-duplicates among the rows of all sources together, in their order. `part_N`: the part of the split that
+        each row is in: only those in different parts are looked for; None: all."""
 
     def same_positions(self, other: RowReader) -> bool:
         """Whether `other` cuts each row into the same tokens, or brings pictures to the same size."""

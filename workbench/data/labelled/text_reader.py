@@ -325,10 +325,12 @@ class TextReader:
         assert isinstance(inputs, TokenRows)
         return str(self.tokenizer.decode(inputs.encoded[index].input_ids))
 
-    def duplicates(self, sources: Sequence[RecordSource]) -> DuplicateClusters:
+    def duplicates(self, sources: Sequence[RecordSource], part_N: Indices | None = None) -> DuplicateClusters:
         texts = [key for source in sources for key in source.keys]
         threshold = self.near.cutoff(pictures=False)
-        return duplicates.find(texts, threshold=threshold, shingle=self.near.shingle, size=self.near.length)
+        return duplicates.find(
+            texts, threshold=threshold, shingle=self.near.shingle, size=self.near.length, part_N=part_N
+        )
 
     def same_positions(self, other: RowReader) -> bool:
         """Whether `other` has the same vocabulary."""

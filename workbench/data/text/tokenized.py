@@ -40,7 +40,7 @@ from workbench.data.text.messages import READ
 from workbench.data.text.quality import cleaning
 from workbench.data.text.row_encoder import RowEncoder
 from workbench.data.text.tokenized_set import TokenizedSet, TokenTable, join_sets
-from workbench.errors import DataError, FileError, WorkbenchError
+from workbench.errors import ConfigError, DataError, FileError, WorkbenchError
 from workbench.runs import files
 
 if TYPE_CHECKING:
@@ -643,6 +643,11 @@ def _drawn_groups(tokens: TokenizedSet, seed: int) -> tuple[Indices, Indices, In
 
 def _without_overlap(train: TokenizedSet, held_out: TokenizedSet, config: DataConfig) -> TokenizedSet:
     """`train` without rows that are also in `held_out`: refused, or dropped where the config says so."""
+    if config.overlap == "tell":
+        raise ConfigError(
+            "data.overlap=tell scores rows with and without copies, which recipes of tokens do not. Write "
+            "data.overlap=drop."
+        )
     shared = np.isin(train.digests, held_out.digests)
     if not shared.any():
         return train

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from workbench.config.sections.folds_config import DuplicatesConfig
 from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import (
-    DuplicateClusters,
-    check_overlap,
     components,
     find,
     joined,
@@ -25,7 +23,6 @@ from workbench.data.folds.duplicates import (
     min_similarity,
     near_vectors,
     normalised,
-    overlap,
     pairs_within,
     report,
     resolve,
@@ -205,34 +202,6 @@ def test_leaks_equal_a_search_by_hand(rows: list[tuple[str, int]]) -> None:
     texts, sides = [text for text, _ in rows], [side for _, side in rows]
     leaks = leaking(find(texts, threshold=0.6), np.array(sides, dtype=np.int64))
     assert leaks.tolist() == _across_by_hand(texts, sides, 0.6)
-
-
-def _both() -> tuple[DuplicateClusters, NDArray[np.bool_]]:
-    train, test = banking("train")[0], banking("test")[0]
-    return find(train + test), np.arange(len(train) + len(test)) >= len(train)
-
-
-def test_dropping_leaves_no_cluster_on_both_sides_and_every_test_row() -> None:
-    found, test_N = _both()
-    result = check_overlap(found, test_N, action="drop")
-    near = [b for b in np.flatnonzero(test_N) if leaking(found, test_N.astype(np.int64))[b]]
-    assert result.test_rows == len(near) > 30
-    assert result.train_rows == (~result.kept_N).sum() > 30
-    assert result.kept_N[test_N].all()
-    left, left_N = found.subset(result.kept_N), test_N[result.kept_N]
-    assert not set(np.array(left.groups)[left_N]) & set(np.array(left.groups)[~left_N])
-    assert overlap(left, left_N)[:2] == (0, 0)
-
-
-def test_an_overlap_is_refused_with_its_cure() -> None:
-    found, test_N = _both()
-    with pytest.raises(DataError, match=r"train\.csv: \d+ rows share a cluster") as caught:
-        check_overlap(found, test_N, action="refuse", train="train.csv", test="test.csv")
-    assert "duplicates.overlap=drop" in str(caught.value)
-    with pytest.raises(DataError, match=r"every row has a near-duplicate in data\.test"):
-        check_overlap(find(CARD[:3]), np.array([False, False, True]), action="drop")
-    clean = check_overlap(find(CARD[2:]), np.array([False, True]), action="refuse")
-    assert clean.kept_N.all()
 
 
 def test_shingles_have_the_length_that_suits_their_kind() -> None:

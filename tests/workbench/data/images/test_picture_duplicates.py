@@ -43,6 +43,9 @@ COPIES: dict[str, Callable[[Pixels], Pixels]] = {
     "shifted": lambda picture: np.pad(picture, ((2, 0), (0, 2), (0, 0)), mode="edge")[:64, 2:],
     "brightened": lambda picture: np.asarray(ImageEnhance.Brightness(Image.fromarray(picture)).enhance(1.3)),
     "darkened": lambda picture: np.asarray(ImageEnhance.Brightness(Image.fromarray(picture)).enhance(0.7)),
+    "flipped": lambda picture: np.ascontiguousarray(picture[:, ::-1]),
+    "turned": lambda picture: np.ascontiguousarray(np.rot90(picture)),
+    "cropped": lambda picture: np.asarray(Image.fromarray(picture[2:56, 5:59]).resize((64, 64))),
 }
 
 

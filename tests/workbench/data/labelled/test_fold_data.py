@@ -42,6 +42,7 @@ def load(tmp_path: Path, stories: str) -> Load:
         data: dict[str, Any] = {"train": str(tmp_path / "train.jsonl")}
         for name, content in (("train", train), ("test", test), ("more", more)):
             write_lines(tmp_path / f"{name}.jsonl", content)
+        data |= {"overlap": sections.pop("overlap", "auto")}
         if test:
             data["test"] = str(tmp_path / "test.jsonl")
         if more:
@@ -83,12 +84,15 @@ def test_all_but_one_of_a_cluster_are_left_out_or_all_weigh_less(load: Load) -> 
 def test_no_cluster_stands_in_train_and_test(load: Load) -> None:
     own = rows(20)
     test = [copy(own[3]), {"text": "another thing altogether 12", "label": "cat"}]
-    with pytest.raises(DataError, match=r"1 rows share a cluster .*\n.*duplicates\.overlap=drop"):
+    with pytest.raises(DataError, match=r"1 of 20 training rows are also in .*\n.*data\.overlap=drop"):
         load(own, test=test)
-    found = load(own, test=test, duplicates={"overlap": "drop"})
+    told = load(own, test=test, overlap="tell")
+    assert len(told.rows) == 20 and told.test is not None
+    assert [(each.row, each.kind) for each in told.test.copies] == [(0, "other case or punctuation")]
+    found = load(own, test=test, overlap="drop")
     assert len(found.rows) == 19 and found.test is not None and len(found.test) == 2
     assert found.cluster_T is not None and not set(found.cluster_T.tolist()) & set(found.cluster_N.tolist())
-    assert "1 rows in a cluster of near-duplicates with rows of" in found.rows.skipped[0]
+    assert "1 rows that are also in" in found.rows.skipped[0] and not found.test.copies
 
 
 def test_unlabelled_rows_are_new(load: Load) -> None:
@@ -115,13 +119,13 @@ def test_rows_with_like_features_share_a_cluster_with_near_duplicates(load: Load
 
     plain = load(train, test=test, features=features)
     assert plain.cluster_N[0] != plain.cluster_N[1] == plain.cluster_N[20] and len(plain.rows) == 22
-    asked = {"features": 0.9, "overlap": "drop"}
-    found = load(train, test=test, features=features, duplicates=asked)
-    assert len(found.rows) == 21 and "rows in a cluster of near-duplicates with rows of" in found.rows.skipped[0]
+    asked = {"features": 0.9}
+    found = load(train, test=test, features=features, duplicates=asked, overlap="drop")
+    assert len(found.rows) == 21 and "1 rows that are near-duplicates of rows in" in found.rows.skipped[0]
     assert found.cluster_N[0] == found.cluster_N[1] == found.cluster_N[19]
     assert len({found.folds.fold_RN[0][row] for row in (0, 1, 19)}) == 1
-    with pytest.raises(DataError, match=r"duplicates\.overlap=drop"):
-        load(train, test=test, features=features, duplicates={"features": 0.9})
+    with pytest.raises(DataError, match=r"1 of like features.*\n.*data\.overlap=drop"):
+        load(train, test=test, features=features, duplicates=asked, overlap="refuse")
     with pytest.raises(ValidationError, match="looks for none"):
         load(train, features=features, duplicates={"features": 0.9, "on_duplicate": "ignore"})
 

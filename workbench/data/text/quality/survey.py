@@ -17,6 +17,7 @@ from workbench.config.sections.cleaning_config import DUPLICATE_RULES
 from workbench.data.batching import Indices
 from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import DuplicateClusters, normalised
+from workbench.data.leaks import Copies
 from workbench.data.text.quality import cleaning
 from workbench.data.text.quality.cleaning import Flag
 from workbench.data.text.quality.rules import RULES, SET_RULES, RowText
@@ -24,6 +25,7 @@ from workbench.errors import DataError
 
 REPORT_RULES: dict[str, str] = {
     "also_in_evaluation": "equals a held-out or test row, but for case, spaces and punctuation",
+    "copy_of_training": "is a copy of a training row",
     "conflicting_label": "has another label than a duplicate",
     "perplexity": "perplexity by the backbone is far from that of most rows",
     "unreadable": "cannot be read, or learnt from",
@@ -61,6 +63,8 @@ class SourceRows:
     """Height and width of each picture as it comes."""
     jpeg: Callable[[int], bytes] | None = None
     """A small JPEG of the picture of a row, by its number; None where rows are texts."""
+    copies: Copies = ()
+    """Rows that are copies of training rows."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,10 @@ def examine(read: Sequence[SourceRows]) -> list[Findings]:
             group, cleaning.flags_by_set(group_flags, [len(each.rows) for each in group]), strict=True
         ):
             flags[each.title] = [*own, *flags.get(each.title, [])]
+    for each in others:
+        flags[each.title] += [
+            Flag(copy.row, copy.place, "copy_of_training", 1.0, f"{copy.kind}: {copy.of}") for copy in each.copies
+        ]
     return [_examined(each, flags[each.title], notes.get(each.title, ())) for each in read]
 
 
