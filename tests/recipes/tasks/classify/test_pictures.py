@@ -382,8 +382,8 @@ def test_colours_of_folds_are_measured_without_test_rows(train: Train, shaded: P
     for name in ("a/0", "b/1", "a/2", "b/3", "a/4", "b/5"):
         (test / name).parent.mkdir(parents=True, exist_ok=True)
         (test / f"{name}.png").write_bytes((shaded / f"{name}.png").read_bytes())
-    words = ["image.prepare.standardise=data", "duplicates.threshold=1", "data.overlap=drop", "folds.k=2"]
-    words += [f"data={{format: image, train: {shaded}, test: {test}, limit: 30}}", "train.epochs=1"]
+    words = ["image.prepare.standardise=data", "duplicates.threshold=1", "folds.k=2"]
+    words += [f"data={{format: image, train: {shaded}, test: {test}, limit: 30, overlap: drop}}", "train.epochs=1"]
     run = train("shades", *words, recipe="crossval")
     out_of_fold = pd.read_parquet(run / "out_of_fold.parquet")
     kept = [6.0 * int(Path(name).stem) for name in out_of_fold["row"]]
