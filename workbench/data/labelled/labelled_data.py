@@ -291,6 +291,8 @@ class LabelledSources(NamedTuple):
     labels: Labels
     contamination: list[Contamination | None]
     cleaning: Cleaning | None
+    copies: dict[str, Copies]
+    """Rows that are copies of training rows, in each set to score by, by its setting."""
 
 
 def split(config: RunConfig, reader: RowReader) -> LabelledSources:
@@ -317,12 +319,12 @@ def split(config: RunConfig, reader: RowReader) -> LabelledSources:
     )
     meaning = replace(meaning, metric=config.evaluate.judge)
     require_measured(meaning, train_labels, held_out, config)
-    return LabelledSources(trains, held_out, test, meaning, contamination_reports, left_out)
+    return LabelledSources(trains, held_out, test, meaning, contamination_reports, left_out, copies)
 
 
 def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     """Read and split; refuses data with nothing to learn or to measure."""
-    trains, held_out, test, meaning, contamination_reports, left_out = split(config, reader)
+    trains, held_out, test, meaning, contamination_reports, left_out, copies = split(config, reader)
     weight_N = np.asarray([record.weight for train in trains.values() for record in train.records])
     rows = replace(
         encode_each(trains, reader, meaning).reweighted(weight_N),
