@@ -23,6 +23,10 @@ from workbench.runs.run_directory import Run
 
 SHOWN = 5  # copies whose rows are named in the manifest
 FILE = "copies.json"
+TEMPLATE = (
+    "Are they short rows of one template? Write data.overlap=tell to keep them and score with and without copies, or "
+    "name other data as data.train."
+)
 
 
 class Copy(NamedTuple):
@@ -73,13 +77,13 @@ def separate(
             "  Write data.overlap=drop to leave them out of training, or data.overlap=tell to score with and without."
         )
     if leaking_N.all():
-        raise DataError(f"every training row has a near-duplicate in {named}. Name other data as data.train.")
+        raise DataError(f"every training row has a near-duplicate in {named}. {TEMPLATE}")
     start = 0
     for name, train in kept.items():
         own_N = leaking_N[start : start + len(train.records)]
         start += len(own_N)
         if own_N.all():
-            raise DataError(f"{train.name}: every row has a near-duplicate in {named}; nothing is left to train on.")
+            raise DataError(f"{train.name}: every row has a near-duplicate in {named}. {TEMPLATE}")
         if own_N.any():
             kept[name] = train.subset(~own_N, f"{int(own_N.sum())} rows that are near-duplicates of rows in {named}")
     return kept, {}
