@@ -14,6 +14,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -379,7 +380,7 @@ class DuplicateClusters:
     """The smallest number of a content in the same cluster. Rows of a cluster are linked by a chain of pairs."""
     similarity_U: NDArray[np.float64]
     """Smallest similarity of two texts of the same cluster, of two linked pictures, of features that link; 1 where it
-    has one content."""
+    has one content, and for texts of different parts of a split, which are compared in pairs alone."""
     name_U: tuple[str, ...]
     """A digest of each distinct content."""
     kind_P: tuple[str, ...] = ()
@@ -445,7 +446,19 @@ def find(
     Raises:
         DataError: Thousands of different texts are similar, as if from one template.
     """
-    texts = [normalised(text) for text in texts]
+    return _find(tuple(texts), threshold, shingle, size, seed, None if part_N is None else tuple(part_N.tolist()))
+
+
+@lru_cache(maxsize=1)  # a run's first look and the run itself compare the same rows
+def _find(
+    texts: tuple[str, ...],
+    threshold: float,
+    shingle: Literal["characters", "words"],
+    size: int,
+    seed: int,
+    part_N: tuple[int, ...] | None,
+) -> DuplicateClusters:
+    texts = tuple(normalised(text) for text in texts)
     distinct = sorted(set(texts))
     number = {text: index for index, text in enumerate(distinct)}
     sets = shingle_sets(distinct, shingle=shingle, size=size)
@@ -460,7 +473,7 @@ def find(
         distinct_N=distinct_N,
         pairs_P2=pairs_P2,
         cluster_U=cluster_U,
-        similarity_U=min_similarity(sets.table_UV, cluster_U),
+        similarity_U=min_similarity(sets.table_UV, cluster_U) if part_U is None else np.ones(len(distinct)),
         name_U=tuple(blake2b(text.encode(), digest_size=12).hexdigest() for text in distinct),
     )
 
