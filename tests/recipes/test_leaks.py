@@ -18,6 +18,7 @@ from PIL import Image, ImageEnhance
 import workbench
 from tests.run_files import read_scores, write_lines
 from workbench.cli.verbs import main
+from workbench.data.folds import duplicates
 from workbench.data.images.picture_files import Pixels
 from workbench.data.images.picture_sources import read_rows
 from workbench.errors import DataError
@@ -136,3 +137,25 @@ def test_every_verb_finds_the_same_copies(
     assert not dropped.test.copies and len(dropped.test) == len(checked.data.test)  # type: ignore[union-attr,arg-type]
     gone = {of for _, of, _ in found}
     assert not gone & {*dropped.train.places()} and gone & {*checked.data.train.places()}
+
+
+@pytest.mark.parametrize("limit", ["leaks.MAX_CHARACTERS", "folds.duplicates.MAX_PAIRS"])
+def test_auto_compares_too_many_rows_for_equality_alone_and_says_so(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": f"the weather in city {n} is fine today", "label": "ab"[n % 2]} for n in range(60)]
+    files = [write_lines(tmp_path / "train.jsonl", rows[:40]), write_lines(tmp_path / "test.jsonl", rows[40:])]
+    words = [f"data.train={files[0]}", "data.held_out=0.2", f"data.test={files[1]}"]
+    note = "compared with training rows for equal ones alone"
+    assert not any(note in each for each in workbench.check("classify/quickstart", words).notes)
+    monkeypatch.setattr(f"workbench.data.{limit}", 10)
+    duplicates._find.cache_clear()
+    checked = workbench.check("classify/quickstart", words)
+    (told,) = [each for each in checked.notes if note in each]
+    assert "data.overlap=tell" in told and "data.overlap=exact" in told
+    assert not any(
+        note in each for each in workbench.check("classify/quickstart", [*words, "data.overlap=exact"]).notes
+    )
+    write_lines(files[1], [*rows[40:], *rows[:20]])
+    with pytest.raises(DataError, match="are also in"):
+        workbench.check("classify/quickstart", words)

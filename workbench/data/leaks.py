@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from workbench.config.sections.basic_sections import Overlap
 from workbench.data.folds import duplicates
-from workbench.data.folds.duplicates import NEAR, DuplicateClusters, Ints, Mask
+from workbench.data.folds.duplicates import NEAR, DuplicateClusters, Ints, Mask, TooManyPairs
 from workbench.data.held_out_split import KeyedSource, SourceT, without_overlap
 from workbench.data.named_sets import WITHOUT
 from workbench.errors import DataError
@@ -23,6 +22,8 @@ from workbench.runs.run_directory import Run
 
 SHOWN = 5  # copies whose rows are named in the manifest
 FILE = "copies.json"
+MAX_CHARACTERS = 2**24
+"""Characters of all texts up to which `data.overlap=auto` looks for near-duplicates: 12 s of one processor."""
 TEMPLATE = (
     "Are they short rows of one template? Write data.overlap=tell to keep them and score with and without copies, or "
     "name other data as data.train."
@@ -38,7 +39,8 @@ class Copy(NamedTuple):
     kind: str  # what was done to it, in words
 
 
-Copies: TypeAlias = tuple[Copy, ...]
+Copies: TypeAlias = tuple[Copy, ...] | None
+"""None: near-duplicates were not looked for, as rows are too many or of one template."""
 Find: TypeAlias = Callable[[Sequence[Any], Ints], DuplicateClusters]
 """From sources, and the part of the split that each row is in (0: training), to what is alike in different parts."""
 
@@ -64,16 +66,16 @@ def separate(
                 kept[name] = without_overlap(kept[name], other, drop=action == "drop", but=but)
     if action == "exact":
         return kept, {}
-    found, leaking_N = find_copies(kept, sets, find)
+    found, leaking_N = find_copies(kept, sets, find, action=action)
     if action in ("auto", "tell") or not any(found.values()):
         return kept, found
     named = " + ".join(other.name for other in sets.values())
     count = int(leaking_N.sum())
     if action == "refuse":
-        first = next(chain(*found.values()))
+        every = [copy for copies in found.values() for copy in copies or ()]
         raise DataError(
             f"{count} training rows have near-duplicates in {named}, so that scores would be too good: "
-            f"{in_words([*chain(*found.values())])}, such as {first.place} of {first.of}.\n"
+            f"{in_words(every)}, such as {every[0].place} of {every[0].of}.\n"
             "  Write data.overlap=drop to leave them out of training, or data.overlap=tell to score with and without."
         )
     if leaking_N.all():
@@ -90,15 +92,26 @@ def separate(
 
 
 def find_copies(
-    trains: Mapping[str, KeyedSource], sets: Mapping[str, KeyedSource], find: Find
+    trains: Mapping[str, KeyedSource], sets: Mapping[str, KeyedSource], find: Find, *, action: Overlap
 ) -> tuple[dict[str, Copies], Mask]:
-    """The copies of training rows in each set, and which training rows have one, those of all sources in turn."""
+    """The copies of training rows in each set, and which training rows have one, those of all sources in turn.
+
+    Where `action` is `auto`, a search that would take long, or finds most rows alike, is left out.
+    """
     every = [*trains.values(), *sets.values()]
     sizes = [len(each.records) for each in every]
     part_N = np.repeat([0] * len(trains) + [*range(1, len(sets) + 1)], sizes)
     if not sets or not trains:
         return {}, np.zeros(len(part_N), dtype=bool)
-    clusters = find(every, part_N)
+    auto, none_N = action == "auto", np.zeros(int((part_N == 0).sum()), dtype=bool)
+    if auto and sum(len(record.key) for each in every for record in each.records) > MAX_CHARACTERS:
+        return dict.fromkeys(sets), none_N
+    try:
+        clusters = find(every, part_N)
+    except TooManyPairs:
+        if auto:
+            return dict.fromkeys(sets), none_N
+        raise
     distinct_N, pairs_P2 = clusters.distinct_N, clusters.pairs_P2.reshape(-1, 2)
     train = np.flatnonzero(part_N == 0)
     scored_U = np.zeros(len(clusters.cluster_U), dtype=bool)
@@ -122,7 +135,7 @@ def find_copies(
                 equal = "exact" if own.content == other.content else "other case or punctuation"
                 yield Copy(number, own.place, other.place, equal if pair_U[content] < 0 else near)
 
-    found = {name: tuple(copies(part)) for part, name in enumerate(sets, start=1)}
+    found: dict[str, Copies] = {name: tuple(copies(part)) for part, name in enumerate(sets, start=1)}
     return found, leaking_U[distinct_N[train]]
 
 
@@ -140,17 +153,18 @@ def taken(copies: Copies, numbers: Ints) -> Copies:
 
 
 def joined(sets: Mapping[str, KeyedSource], copies: Mapping[str, Copies], key: str) -> Copies:
-    """The copies of several sets whose rows stand one after another.
+    """The copies of several sets whose rows stand one after another; None where one of them is.
 
     Args:
         copies: Those in each set, by its setting.
         key: Setting that names these sets, such as `data.test`.
     """
+    own = [copies.get(f"{key}.{name}" if name else key, ()) for name in sets]
     starts = np.cumsum([0, *(len(each.records) for each in sets.values())]).tolist()
+    if None in own:
+        return None
     return tuple(
-        copy._replace(row=start + copy.row)
-        for start, name in zip(starts, sets, strict=False)
-        for copy in copies.get(f"{key}.{name}" if name else key, ())
+        copy._replace(row=start + copy.row) for start, each in zip(starts, own, strict=False) for copy in each or ()
     )
 
 
@@ -168,8 +182,14 @@ class MayHaveCopies(Protocol):
 
 
 def told(splits: Mapping[str, MayHaveCopies]) -> list[str]:
-    """A sentence on each split that has copies."""
+    """A sentence on each split that has copies, and one where near-duplicates were not looked for."""
+    unsearched = [name.replace("_", "-") for name, rows in splits.items() if rows.copies is None]
     return [
+        f"Rows of {' and '.join(unsearched)} were compared with training rows for equal ones alone: they are too many, "
+        "or of one template. Write data.overlap=tell to look for near-duplicates as well, or data.overlap=exact to "
+        "leave it at that."
+        for _ in unsearched[:1]
+    ] + [
         f"{len(rows.copies):,} of {len(rows):,} {name.replace('_', '-')} rows are copies of training rows "
         f"({in_words(rows.copies)}), such as {rows.copies[0].place} of {rows.copies[0].of}: their scores are too good. "
         f"Scores of the other rows stand beside those of all, as loss[{WITHOUT}]. data.overlap=drop leaves the "

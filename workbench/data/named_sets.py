@@ -64,7 +64,7 @@ class ScoredRows(RowsOfSets, Protocol):
 
     def __len__(self) -> int: ...
     @property
-    def copies(self) -> Sequence[NumberedRow]: ...
+    def copies(self) -> Sequence[NumberedRow] | None: ...
 
 
 class NumberedRow(Protocol):
@@ -98,7 +98,7 @@ def scored(rows: RowsOfSets, scores: Callable[[Indices], Mapping[str, float]]) -
 
 def scored_apart(rows: ScoredRows, scores: Callable[[Indices], Mapping[str, float]]) -> dict[str, float]:
     """`scored`, and the scores of the rows that are no copies of training rows, where some are."""
-    own: Indices = np.setdiff1d(np.arange(len(rows) * bool(rows.copies)), [copy.row for copy in rows.copies])
+    own: Indices = np.setdiff1d(np.arange(len(rows) * bool(rows.copies)), [copy.row for copy in rows.copies or ()])
     without = {titled(score, WITHOUT): value for score, value in scores(own).items()} if len(own) else {}
     return scored(rows, scores) | without
 

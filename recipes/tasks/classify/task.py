@@ -395,7 +395,7 @@ class ClassTask(Task):
             {each.title: source for each, source in zip(named, sources, strict=True) if each.trains == learnt}
             for learnt in (True, False)
         )
-        copies, _ = leaks.find_copies(trains, sets, reader.duplicates)
+        copies, _ = leaks.find_copies(trains, sets, reader.duplicates, action=config.data.overlap)
         triples = zip(named, sources, clusters, strict=True)
         read = [_records(config, reader, each, source, own) for each, source, own in triples]
         return [replace(each, copies=copies.get(each.title, ())) for each in read]

@@ -334,8 +334,12 @@ def _likely(
     return likely_P
 
 
-def _too_many(count: int) -> DataError:
-    return DataError(
+class TooManyPairs(DataError):
+    """So many rows are alike that their pairs cannot be kept."""
+
+
+def _too_many(count: int) -> TooManyPairs:
+    return TooManyPairs(
         f"{count} different texts have over {MAX_PAIRS} pairs of near-duplicates: do they share a "
         "template? Compare only the columns that differ, or write data.overlap=exact (and with recipe crossval "
         "duplicates.on_duplicate=ignore, or a higher duplicates.threshold)."

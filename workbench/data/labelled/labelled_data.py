@@ -364,7 +364,7 @@ def scored(config: RunConfig, reader: RowReader, meaning: Labels) -> LabelledSet
         if config.data.own_share is not None and not config.crossvalidates:
             paths = {name: own.train for name, own in config.data.training_files.items()}
             trains = {name: split_off(train, config, paths[name])[0] for name, train in trains.items()}
-        copies, _ = leaks.find_copies(trains, sets, reader.duplicates)
+        copies, _ = leaks.find_copies(trains, sets, reader.duplicates, action=config.data.overlap)
     return encode_each(test, reader, meaning, copies, "data.test")
 
 
