@@ -127,7 +127,7 @@ def test_every_verb_finds_the_same_copies(
     with pytest.raises(SystemExit, match="0"):
         main()
     flags = pd.read_parquet("page/flags.parquet").query("rule == 'copy_of_training'")
-    assert {(flag.row, *reversed(flag.note.split(": ", 1))) for flag in flags.itertuples()} == found
+    assert {(flag.row, *reversed(flag.note[:-1].split(" (", 1))) for flag in flags.itertuples()} == found
 
     for action, message in {"refuse": "data.overlap=drop", "auto": "are also in", "exact": "are also in"}.items():
         for name, own in (("classify/quickstart", plain), (f"crossval/{recipe}", folded)):
@@ -139,7 +139,9 @@ def test_every_verb_finds_the_same_copies(
     assert not gone & {*dropped.train.places()} and gone & {*checked.data.train.places()}
 
 
-@pytest.mark.parametrize("limit", ["leaks.MAX_CHARACTERS", "folds.duplicates.MAX_PAIRS"])
+@pytest.mark.parametrize(
+    "limit", ["leaks.MAX_CHARACTERS", pytest.param("folds.duplicates.MAX_PAIRS", marks=pytest.mark.slow)]
+)
 def test_auto_compares_too_many_rows_for_equality_alone_and_says_so(
     limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -338,7 +338,7 @@ def surprises(findings: Sequence[Findings]) -> list[Surprise]:
 def _row(findings: Findings, flag: Flag, known: Mapping[str, tuple[Findings, int]], album: Album | None) -> FlaggedRow:
     whole = flag.value == round(flag.value)
     value = "" if flag.value == 1 else f"{flag.value:,.0f}" if whole else units.number(flag.value)
-    # A note is a place, a place (Title), or label (place); label (place).
+    # A note is a place, a place (Title), label (place); label (place), or what was done (place).
     named = [flag.note, flag.note.rpartition(" (")[0], *re.findall(r" \((.+?)\)(?:;|$)", flag.note)]
     rows = [(findings, flag.row), *(known[name] for name in dict.fromkeys(named) if name in known)]
     drawn = [] if album is None else [_pictured(*row, album) for row in rows if row[0].read.jpeg]

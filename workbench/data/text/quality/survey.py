@@ -120,7 +120,8 @@ def examine(read: Sequence[SourceRows]) -> list[Findings]:
             flags[each.title] = [*own, *flags.get(each.title, [])]
     for each in others:
         flags[each.title] += [
-            Flag(copy.row, copy.place, "copy_of_training", 1.0, f"{copy.kind}: {copy.of}") for copy in each.copies or ()
+            Flag(copy.row, copy.place, "copy_of_training", 1.0, f"{copy.kind} ({copy.of})")
+            for copy in each.copies or ()
         ]
     return [_examined(each, flags[each.title], notes.get(each.title, ())) for each in read]
 
