@@ -293,14 +293,14 @@ def _copy(first: _Look, second: _Look, symmetry: int, cut: int, least: float) ->
     return best
 
 
-class _Place(NamedTuple):
+class _Placement(NamedTuple):
     correlation: float
     scale: float
     corner: tuple[int, int]
     """Left and top of the part in the whole, at half of SIDE."""
 
 
-def _placed(part: _Look, whole: _Look, scale: float) -> _Place:
+def _placed(part: _Look, whole: _Look, scale: float) -> _Placement:
     """Where the details of `part`, at a share of their size, are most like those of `whole`; of all but its edges where
     it is as large."""
     template, place = part.half_HH.astype(np.float32), whole.half_HH.astype(np.float32)
@@ -310,9 +310,9 @@ def _placed(part: _Look, whole: _Look, scale: float) -> _Place:
     else:
         template = template[MARGIN // 2 : -MARGIN // 2, MARGIN // 2 : -MARGIN // 2]
     if min(template.std(), place.std()) < FLAT / 2:
-        return _Place(0.0, scale, (0, 0))
+        return _Placement(0.0, scale, (0, 0))
     _, correlation, _, corner = cv2.minMaxLoc(cv2.matchTemplate(place, template, cv2.TM_CCOEFF_NORMED))
-    return _Place(correlation, len(template) / len(place), (corner[0], corner[1]))
+    return _Placement(correlation, len(template) / len(place), (corner[0], corner[1]))
 
 
 def _fitted(part: _Look, whole: _Look) -> tuple[_Look, float] | None:
