@@ -110,8 +110,8 @@ OF_ROWS = {
     "a text": ("evaluate.metric=own.py:text", "returned 'x'", "Correct the function"),
     "a failure": ("evaluate.metric=own.py:fails", "ZeroDivisionError", "Correct the file"),
     "a class of copies": (
-        "data.test=suns.jsonl duplicates.overlap=drop",
-        "row(s) of the class `sun` are also in suns.jsonl, so that duplicates.overlap=drop leaves none",
+        "data.test=suns.jsonl data.overlap=drop",
+        "row(s) of the class `sun` are also in suns.jsonl, or nearly, so that data.overlap=drop leaves none",
         "Take them out of one of the two files",
     ),
     "no embedder": ("correction.embedder=no correction.neighbours=[2]", "not a run directory", "recipe=embed"),

@@ -89,8 +89,8 @@ def require_kept(train: RecordSource, kept: RecordSource, sets: Mapping[str, Rec
         if name not in rest:
             raise DataError(
                 f"{train.name}: all {rows} row(s) of the class `{name}` are also in {named}, or nearly, so that "
-                "data.overlap=drop leaves none to learn from. Write data.overlap=tell to keep them and score with and "
-                "without copies, take them out of one of the two files, or give the class other training rows."
+                "data.overlap=drop leaves none to learn from. Take them out of one of the two files, write "
+                "data.overlap=tell to keep them and score with and without them, or give the class other training rows."
             )
 
 
