@@ -50,19 +50,20 @@ def sets(data: Path) -> Iterator[tuple[str, Floats, np.ndarray]]:
     for name in ("digits", "wine", "breast_cancer", "iris"):
         found = getattr(datasets, f"load_{name}")()
         yield name, scale(found.data), found.target
-    table = pd.read_csv(data / "banking77" / "train.csv")
-    yield "banking77", *_texts(table.iloc[:, 0], table.iloc[:, 1])
-    rows = json.loads((data / "clinc150" / "data_full.json").read_text())["train"]
-    yield "clinc150", *_texts(*zip(*rows, strict=True))
+    for name, texts, class_N in texts_of(data):
+        yield name, np.asarray(TfidfVectorizer(max_features=1000).fit_transform(texts).toarray()), class_N
     for path in sorted([*data.glob("mnist/*.zip"), *data.glob("images/*/*.zip")]):
         yield path.parent.name, *_pictures(path)
 
 
-def _texts(texts: Any, classes: Any) -> tuple[Floats, np.ndarray]:
-    class_N = pd.factorize(np.asarray(classes))[0]
-    kept_N = class_N < CLASSES
-    features_ND = TfidfVectorizer(max_features=1000).fit_transform(np.asarray(texts)[kept_N]).toarray()
-    return np.asarray(features_ND), class_N[kept_N]
+def texts_of(data: Path) -> Iterator[tuple[str, list[str], np.ndarray]]:
+    """Names, texts and classes of the first classes of two sets."""
+    table = pd.read_csv(data / "banking77" / "train.csv")
+    rows = pd.DataFrame(json.loads((data / "clinc150" / "data_full.json").read_text())["train"])
+    for name, of in (("banking77", table), ("clinc150", rows)):
+        texts, classes = of.iloc[:, 0], of.iloc[:, 1]
+        class_N = pd.factorize(np.asarray(classes))[0]
+        yield name, np.asarray(texts)[class_N < CLASSES].tolist(), class_N[class_N < CLASSES]
 
 
 def _pictures(path: Path) -> tuple[Floats, np.ndarray]:
