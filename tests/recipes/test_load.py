@@ -78,7 +78,7 @@ def test_sets_with_names_take_the_place_of_a_single_one_and_stand_beside_named_o
     }
 
 
-@pytest.mark.parametrize("name", ["crossval/pictures", "crossval/combo", "distill/ensemble"])
+@pytest.mark.parametrize("name", ["crossval/pictures", "crossval/combo", "distill/ensemble", "distill/pictures"])
 def test_other_training_data_leave_a_shipped_example(name: str) -> None:
     own, other = load(name), load(name, ["data.train=mine"])
     assert own.data.limit and (own.pseudo_label.unlabelled or own.distill.unlabelled)

@@ -259,7 +259,7 @@ def test_check_shows_a_student_that_is_still_to_be_made(
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name == "distill/ensemble" else [])
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("distill/ensemble", "distill/pictures") else [])
         for name in recipes.shipped()
         if name.startswith("distill/")
     ],
@@ -273,6 +273,11 @@ def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
         teacher = workbench.run("crossval/quickstart", [*short, *folds], out=tmp_path / "teacher", quiet=True)
         few = _head("banking77_unlabelled.csv", tmp_path)
         words += ["data.limit=160", "data.held_out=0.2", f"distill.unlabelled={few}", f"distill.teacher.id={teacher}"]
+    elif name == "distill/pictures":
+        folds = ["folds.k=2", "data.limit=60", "data.test=null", "pseudo_label.unlabelled=null", "tta.views=[]"]
+        teacher = workbench.run("crossval/pictures", [*short, *folds], out=tmp_path / "teacher", quiet=True)
+        words += ["data.limit=60", "data.held_out=0.4", "data.test=null", f"distill.teacher.id={teacher}"]
+        words.append("distill.control=true")  # so short a run knows little
     else:
         few = _head("fairytaleqa_held_out.jsonl", tmp_path)
         words += [f"data.held_out={few}", "evaluate.answers=2", "evaluate.max_new_tokens=4"]
