@@ -135,8 +135,9 @@ def test_labels_that_are_not_one_class_are_said_not_to_be_known(ask: Ask, kind: 
     plain, rewritten = (
         ask(data=data | {"augment": augment}, classes={"kind": kind}) for augment in ({}, {"operators": ["drop_words"]})
     )
-    said = " Nor is it known whether texts keep such labels where data.augment rewrites them."
-    assert features.features(rewritten).sentence == features.features(plain).sentence + said
+    said = " It is not known whether texts keep such labels where data.augment rewrites them."
+    asked = features.features(rewritten).sentence
+    assert said in asked and asked.replace(said, "") == features.features(plain).sentence
     assert not any("workbench features" in note for note in check(rewritten).notes)
 
 
