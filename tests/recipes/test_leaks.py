@@ -137,6 +137,9 @@ def test_every_verb_finds_the_same_copies(
     assert not dropped.test.copies and len(dropped.test) == len(checked.data.test)  # type: ignore[union-attr,arg-type]
     gone = {of for _, of, _ in found}
     assert not gone & {*dropped.train.places()} and gone & {*checked.data.train.places()}
+    monkeypatch.setattr(f"workbench.data.leaks.MAX_{'PICTURES' if kind == 'pictures' else 'CHARACTERS'}", 10)
+    notes = workbench.check("classify/quickstart", [*plain, "data.test=null", "data.overlap=auto"]).notes
+    assert any("for equal ones alone" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ SHOWN = 5  # copies whose rows are named in the manifest
 FILE = "copies.json"
 MAX_CHARACTERS = 2**24
 """Characters of all texts up to which `data.overlap=auto` looks for near-duplicates: 12 s of one processor."""
+MAX_PICTURES = 25_000
+"""Pictures up to which it does: 26 s of one processor."""
 TEMPLATE = (
     "Are they short rows of one template? Write data.overlap=tell to keep them and score with and without copies, or "
     "name other data as data.train."
@@ -104,7 +106,10 @@ def find_copies(
     if not sets or not trains:
         return {}, np.zeros(len(part_N), dtype=bool)
     auto, none_N = action == "auto", np.zeros(int((part_N == 0).sum()), dtype=bool)
-    if auto and sum(len(record.key) for each in every for record in each.records) > MAX_CHARACTERS:
+    # The key of a picture, a digest of its pixels, is all of its content.
+    pictured = [bool(each.records) and each.records[0].content == each.records[0].key for each in every]
+    characters = (len(record.key) for each in every for record in each.records)
+    if auto and (np.dot(sizes, pictured) > MAX_PICTURES or sum(characters) > MAX_CHARACTERS):
         return dict.fromkeys(sets), none_N
     try:
         clusters = find(every, part_N)

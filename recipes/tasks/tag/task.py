@@ -63,9 +63,9 @@ class _Record(NamedTuple):
     key: str
 
     @property
-    def content(self) -> str:
+    def content(self) -> tuple[str, ...]:
         """What was read, as it stands."""
-        return self.key
+        return (self.key,)
 
 
 @dataclass(frozen=True)
