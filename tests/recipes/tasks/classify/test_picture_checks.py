@@ -87,7 +87,8 @@ def test_copies_of_training_pictures_are_told(recipe: Path, tmp_path: Path) -> N
     copy = Image.open(recipe.parent / "signs" / "9" / "5.png").convert("RGB").resize((54, 108))
     copy.save(tmp_path / "held" / "9" / "copy.png")
     told = " ".join(_checked(recipe, f"data.held_out={tmp_path}/held").split())
-    assert "1 of 5 held-out rows are copies of training rows (1 saved again)" in told and "9/copy.png of" in told
+    assert "1 of 5 held-out rows are copies of training rows (1 saved again)" in told
+    assert "9/copy.pngof" in told.replace(" ", ""), "the terminal cuts a long path"
 
 
 @pytest.mark.parametrize("key", ["layer_drop.rate", "regularise.stochastic_depth"])

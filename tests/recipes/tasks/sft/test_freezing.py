@@ -75,7 +75,7 @@ def _crossval(home: Path, name: str, *more: str, resume: bool = False) -> Path:
         f"data.test={_write(home / 'test.jsonl', TEST, first=1000)}",
         *(f"model.id={home}", "model.weights=float32", "model.compute=float32", "data.limit=null"),
         *(f"folds.k={FOLDS}", "train.learning_rate=1e-2", "train.steps=12", "batch.size=8"),
-        *("adapter.rank=4", "save.every=5", "duplicates.on_duplicate=ignore"),
+        *("adapter.rank=4", "save.every=5", "duplicates.on_duplicate=ignore", "data.overlap=tell"),
     ]
     return workbench.run("crossval/quickstart", [*words, *more], out=home / name, resume=resume, quiet=True)
 
