@@ -320,6 +320,10 @@ def scores(values: Mapping[str, float]) -> None:
     """Print one column of scores."""
     rows = [(name, f"{value:.4f}") for name, value in values.items()]
     OUT.print(table(["score", "value"], rows, right=(), framed=True))
+    from workbench.data.named_sets import WITHOUT
+
+    if any(f"[{WITHOUT}]" in name for name in values):
+        _lines(f"Some of these rows are copies of training rows. Scores named [{WITHOUT}] leave them out.")
 
 
 def tasks(rows: Sequence[Mapping[str, str]], *, before: str) -> None:

@@ -120,6 +120,8 @@ def test_the_histogram_counts_every_row(stories: str, questions: Path, capsys: p
 
 
 def test_scores_and_merged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    render.scores({"loss": 1.2, "loss[without copies]": 1.3})
+    assert "[without copies] leave them out" in " ".join(capsys.readouterr().out.split())
     render.scores({"loss": 1.23456, "f1": 0.5})
     text = capsys.readouterr().out
     assert _cells(text, "loss") == ["loss", "1.2346"] and _cells(text, "f1") == ["f1", "0.5000"]
