@@ -223,6 +223,10 @@ class Task(ABC):
         """
         return {}
 
+    def end_bytes(self, config: RunConfig, rows: Any) -> int:
+        """Bytes of the host that the end of a run works in, beside the model. `rows`: of training."""
+        return 0
+
     def plan_notes(self, config: RunConfig) -> Sequence[str]:
         """Sentences on what a plan leaves out."""
         return ()

@@ -55,7 +55,7 @@ def trained(config: RunConfig, source: TeacherSource | None, student: SingleRun[
 
 
 def require_useful(config: RunConfig, name: str, teacher: Mapping[str, float], start: Mapping[str, float]) -> None:
-    """Refuse a teacher that knows less of the held-out rows than what the student starts from, or than guessing.
+    """Refuse a teacher that knows less of the held-out rows than what the student starts from, or surely than guessing.
 
     Args:
         name: Of the teacher.
@@ -63,7 +63,7 @@ def require_useful(config: RunConfig, name: str, teacher: Mapping[str, float], s
         start: Those of the untrained student or, with classes, of saying the same of every row.
     """
     score = next((each for each in ("accuracy", "exact_match") if each in teacher and each in start), "loss")
-    worse = teacher[score] > 1.001 * start[score] if score == "loss" else teacher[score] < start[score]
+    worse = teacher[score] > 1.001 * start[score] if score == "loss" else teacher.get(f"{score}_high", 1) < start[score]
     if worse and config.distill.control is not True:
         than = "the student before training" if config.task.tokens else "guessing"
         found = f"its held-out {score.replace('_', ' ')} is {teacher[score]:.4g}, worse than that of {than}"

@@ -525,7 +525,10 @@ def settings(settings: Sequence[SettingReference], words: str) -> None:
     if exact or len(settings) == 1:
         for setting in exact or settings:
             _setting(setting)
-        return
+        settings = [each for each in settings if exact and each not in exact]
+        if not settings:
+            return
+        typer.echo("")
     shown = [f"{each.key} = {each.default}" if each.default and not each.is_section else each.key for each in settings]
     heads = [_cut(head, 48) for head in shown]
     for head, setting in zip(heads, settings, strict=True):

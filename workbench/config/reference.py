@@ -168,7 +168,11 @@ def look_up(words: str) -> list[SettingReference]:
         ConfigError: there is none.
     """
     known = settings()
-    exact = [each for each in known if _means(words, each.key) or _means(words, _section(each.key))]
+    exact = [
+        each
+        for each in known
+        if any(_means(words, key) for key in (each.key, _section(each.key), _section(each.key).removesuffix("[]")))
+    ]
     word = words.lower()
     by_name = [each for each in known if each.key.rpartition(".")[2] == word]
     if matches := exact or by_name or [each for each in known if word in each.meaning.lower()]:

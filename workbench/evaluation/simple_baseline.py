@@ -275,6 +275,14 @@ def _affordable(labels: Labels, train: LabelledSet, reader: RowReader, *, fits: 
     return min(MOST, len(train), int(WORK / (fits * max(1.0, float(length)) * len(labels.names))))
 
 
+def fit_bytes(rows: LabelledSet) -> int:
+    """Bytes that a fit to such training rows works in: of each coefficient some 30 numbers, as L-BFGS keeps its last
+    ten steps and their gradients."""
+    count = min(MOST, len(rows))
+    features = 2000 if isinstance(rows.inputs, PictureRows) else min(20_000, 8 * count) + 3 * count
+    return 30 * 8 * features * rows.targets_NC.shape[1] if count >= LEAST else 0
+
+
 def _some(count: int, most: int, seed: int) -> NDArray[np.int64]:
     """A random choice of rows, in their order."""
     return np.sort(np.random.default_rng(seed).permutation(count)[:most])

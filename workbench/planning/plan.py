@@ -128,6 +128,8 @@ class Plan:
     what libraries work in; of one elsewhere 0."""
     memory: int
     """Bytes that there are, for each device."""
+    end: int = 0
+    """Bytes of the host that the end of the run works in, a part of `process`."""
     offloaded: int = 0
     """Bytes of inputs of blocks that wait in the host's memory between the passes."""
     notes: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ from workbench.data.text.quality import cleaning
 from workbench.data.text.quality.rules import RowText
 from workbench.data.text.quality.survey import SourceRows
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.evaluation import classification_scores, frozen_features, run_embedder
+from workbench.evaluation import classification_scores, frozen_features, run_embedder, simple_baseline
 from workbench.models import backbones, classifier, exported
 from workbench.models.backbones import Loader
 from workbench.models.classifier import Classifier
@@ -385,6 +385,10 @@ class ClassTask(Task):
         ]
         single = ClassRun(config, run, Silent(), reader, data)
         return DryTask(single, lambda live: [live.outputs(batch) for batch in worst])
+
+    def end_bytes(self, config: RunConfig, rows: Any) -> int:
+        compared = config.evaluate.probe != 0 and not config.budget.timed and isinstance(rows, LabelledSet)
+        return simple_baseline.fit_bytes(rows) if compared else 0
 
     def survey(self, config: RunConfig, files: Sequence[RowFile]) -> list[SourceRows]:
         reader = classifier.reader_of_backbone(config)

@@ -86,7 +86,7 @@ def solve(
             return step_time.assumed(plan.work, flops)
         timed = step_time.timed(plan.work, flops)
         # Kernels, and what libraries keep of a step, are there by now.
-        return replace(timed, process=process_memory.settled()) if plan.device == "cpu" else timed
+        return replace(timed, process=process_memory.settled() + plan.end) if plan.device == "cpu" else timed
 
     if not elsewhere and backbones.device().type == "cpu" and config.over is None and config.task.tokens:
         config = _with_possible_weights(config, devices=devices, memory=memory)
@@ -178,6 +178,7 @@ def _of_device(
         parts = (way or _planned_task)(own, inside.enter_context(plan_parts.planned_run(own, folder)))
     sentences += [*notes(config), *implementation(config).plan_notes(config)]
     fit = parts.training
+    end = 0 if accelerated else implementation(config).end_bytes(config, fit.train)
     if token_reference.wanted(config):
         flops = parts.dry_run.flops_per_token * parts.work.tokens
         sentences.append(token_reference.cost(config, tokens=int(fit.train.lengths.sum()), flops=flops))
@@ -200,7 +201,8 @@ def _of_device(
         dry_run=parts.dry_run,
         work=replace(parts.work, once=parts.work.once / (1 if _cuts(config) else devices)),
         contents=parts.contents,
-        process=process,
+        process=process + end,
+        end=end,
         offloaded=copies.most,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
         notes=tuple(sentences),

@@ -109,7 +109,7 @@ def test_the_command_writes_once_and_says_so_once(folder: Path, tmp_path: Path) 
     assert done.stdout == f"31 answers in {out}\n"
     pd.testing.assert_frame_equal(pd.read_parquet(out), pd.read_parquet(folder / "one" / "sft.parquet"))
     done = told("evaluate", str(folder / "classify"))
-    assert done.returncode == 0 and done.stdout.count("brier") == 1, done.stderr
+    assert done.returncode == 0 and done.stdout.count(" brier ") == 1, done.stderr
 
 
 def test_a_mistake_ends_all_and_leaves_no_file(folder: Path, tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def test_a_word_finds_keys_then_meanings_else_is_told_what_is_near() -> None:
     assert [each.key for each in reference.look_up("batch.size")] == ["batch.size"]
     assert {each.key for each in reference.look_up("batch")} > {"batch", "batch.size", "batch.packing"}
     assert [each.key for each in reference.look_up("data.sources.mine.weight")] == ["data.sources.NAME.weight"]
+    assert {each.key for each in reference.look_up("distill.match")} > {"distill.match", "distill.match[].what"}
     assert {each.key for each in reference.look_up("learning_rate")} == {"train.learning_rate"}
     assert [each.key for each in reference.look_up("NEFTune")] == ["regularise.neftune"]
     assert [each.key for each in reference.look_up("LD-DPO")] == ["prefer.length"]
