@@ -97,6 +97,14 @@ def test_the_choice_is_that_of_the_rule_written_a_second_time() -> None:
     assert third.changes == found.changes[:2] and "forward" not in vars(layers[1])
 
 
+def test_rows_are_read_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = tiny("Llama", head="CausalLM", vocab_size=64, num_hidden_layers=4).eval(), list[torch.device]()
+    to = MicroBatch.to
+    monkeypatch.setattr(MicroBatch, "to", lambda self, device: asked.append(device) or to(self, device))
+    layer_importance.choose(model, anatomy.blocks(model)[0], [0, 3], 3, Rows().batch(np.arange(4)))
+    assert asked == [model.device]
+
+
 def test_a_sentence_encoder_and_pictures_lose_what_matters_least(tmp_path: Path) -> None:
     made = tmp_path / "student"
     students.make(_config(MINILM, of="classify", layers="important-50%"), None, made, weights=True, rows=Rows())  # type: ignore[arg-type]
