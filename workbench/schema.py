@@ -282,6 +282,7 @@ def explain(section: type[Section], values: Mapping[str, Any], error: Validation
                 text += f" Write {place}={{}} for the defaults."
         else:
             text = item["msg"].replace("Input should be", "expected").split(", unable to parse")[0]
+            text = text.replace("a valid boolean, unable to interpret input", "true or false")
             text = f"{text.replace('a valid tuple', 'a list such as [a, b]')}, found {shown(item['input'])}."
         messages.setdefault(place, []).append(text)
     for section_place, text in _without_space(values):

@@ -46,6 +46,11 @@ WRITTEN = {
         "write all, important-4, important-50%, every-2",
         "distill.student.layers=evry-2",
     ),
+    **{
+        f"layers {layers}": Case("write all, important-4, important-50%", layers, f"distill.student.layers={layers}")
+        for layers in ("important-400%", "every-2%", "important-0%")
+    },
+    "control": Case("expected true or false or 'auto'", "found 'maybe'", "distill.control=maybe"),
     "layers unsorted": Case("distill.student.layers: [2, 0]", "in rising order", "distill.student.layers=[2,0]"),
     "layers twice": Case("distill.student.layers: [2, 2]", "each layer once", "distill.student.layers=[2,2]"),
     "no layers": Case("distill.student.layers: []", "such as [0, 2, 4]", "distill.student.layers=[]"),

@@ -52,7 +52,7 @@ CONFIGURED = {
     "a merge of no file": ("tta.views=[lower] tta.merge=user", "`user` needs function", "the path"),
     # Ensembles, pseudo-labels and corrections.
     "no such combination": ("ensemble.merge=median", "ensemble.merge: expected 'auto'", "found 'median'"),
-    "a calibration, perhaps": ("ensemble.calibrate=maybe", "ensemble.calibrate", "boolean"),
+    "a calibration, perhaps": ("ensemble.calibrate=maybe", "ensemble.calibrate", "true or false"),
     "too sure": ("pseudo_label.threshold=1.5", "pseudo_label.threshold", "less than or equal to 1"),
     "surer than sure": ("pseudo_label.sure=2", "pseudo_label.sure", "less than 1"),
     "more than all agree": ("pseudo_label.agreement=1.2", "pseudo_label.agreement", "less than or equal to 1"),

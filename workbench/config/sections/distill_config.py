@@ -31,7 +31,7 @@ BACKBONE, TEACHER = "backbone", "teacher"
 STUDENT = "student"
 """Where, in a run directory, a student's backbone stands that was made of another one."""
 
-_LAYERS = re.compile(r"(every|first|last|important)-([1-9]\d*)(%?)")
+_LAYERS = re.compile(r"(every|first|last|important)-([1-9]\d*)|(important)-(100|[1-9]\d?)%")
 
 
 class TeacherConfig(Section):
@@ -96,9 +96,9 @@ class StudentConfig(Section):
         elif self.layers == "all":
             chosen = list(range(count))
         else:
-            how, number, share = cast("re.Match[str]", _LAYERS.fullmatch(self.layers)).groups()
-            every = range(count)
-            wanted = max(1, round(count * int(number) / 100)) if share else int(number)
+            plain, number, important, percent = cast("re.Match[str]", _LAYERS.fullmatch(self.layers)).groups()
+            how, every = plain or important, range(count)
+            wanted = int(number) if plain else max(1, round(count * int(percent) / 100))
             if wanted > count:
                 raise ValueError(
                     f"distill.student.layers={self.layers}: the backbone has {count} layers. Write {how}-N with a "
