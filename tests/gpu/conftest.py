@@ -20,7 +20,7 @@ recipe: sft
 model: {{id: {model}, weights: float32, compute: float32}}
 adapter: {{method: lora, rank: 4, alpha: 8}}
 data: {{train: {train}, held_out: 0.1}}
-batch: {{size: 8, tokens_per_device: 400}}
+batch: {{size: 8}}
 train: {{steps: 6, learning_rate: 2.0e-3}}
 evaluate: {{every: null, answers: 0}}
 save: {{every: 3, keep: 3}}

@@ -20,9 +20,10 @@ from workbench.adapters import anatomy
 from workbench.config import TrainingSections
 from workbench.config.checks.step_checks import unable_by_block
 from workbench.config.sections.basic_sections import Checkpointing
-from workbench.data.batching import Examples, MicroBatch
+from workbench.data.batching import Examples, Indices
 from workbench.errors import ConfigError
 from workbench.models.activation_recomputation import recomputing_elementwise
+from workbench.runs.ranks import Ranks
 from workbench.training import activation_offload, capacity
 
 T = TypeVar("T")
@@ -145,13 +146,7 @@ class ActivationKeeping:
             torch.OutOfMemoryError: not even one row fits.
         """
         while True:
-            if self._order and (following := self._order.index(self.now) + 1) < len(self._order):
-                upcoming: Checkpointing | Literal["offload"] | None = self._order[following]
-            else:
-                accelerated = self._device is not None and self._device.type != "cpu"
-                able = accelerated and self.now is True and not self.offloads
-                upcoming = "offload" if able and self._config.train.offload_activations == "auto" else None
-            least = max(longest, ENOUGH) if upcoming == "elementwise" else longest
+            upcoming, least = self._following(longest)
             try:
                 return capacity.smaller_until_fits(compute, tokens, longest=least, retry=retry)
             except torch.OutOfMemoryError:
@@ -162,22 +157,35 @@ class ActivationKeeping:
             retry(tokens)
 
     def largest_that_fits(
-        self, tokens: int, train: Examples, trial: Callable[[MicroBatch], None], *, remembered: capacity.Remembered
+        self,
+        tokens: int,
+        train: Examples,
+        trial: Callable[[Indices], None],
+        *,
+        remembered: capacity.Remembered,
+        together: Ranks | None = None,
     ) -> int:
         """Number of tokens with which a forward and backward pass over the longest rows fits in memory.
+
+        Args:
+            trial: Such a pass, over some rows.
+            together: The processes that compute each pass together; None: this one computes alone.
 
         Raises:
             TrainingError: not even one row fits.
         """
-        if (known := remembered.read()) is not None:
+        known = remembered.read()
+        if (known := known if together is None else together.agreed(known)) is not None:
             if self._config.train.checkpointing == "auto":
                 self._take(known.checkpointing)
             return min(tokens, known.tokens)
         order = (-train.lengths).argsort(kind="stable")
         longest = int(train.lengths[order[0]])
+        if together is not None:
+            return self._largest_foreseen(tokens, train, trial, remembered, together)
 
         def compute(fewer: int) -> int:
-            trial(train.batch(order[: max(1, fewer // longest)]))
+            trial(order[: max(1, fewer // longest)])
             return fewer
 
         def retry(fewer: int) -> None:
@@ -187,6 +195,39 @@ class ActivationKeeping:
             return self.until_it_fits(compute, tokens, longest=longest, retry=retry)
         except torch.OutOfMemoryError:
             raise capacity.nothing_fits(longest, train) from None
+
+    def _largest_foreseen(
+        self,
+        tokens: int,
+        train: Examples,
+        trial: Callable[[Indices], None],
+        remembered: capacity.Remembered,
+        together: Ranks,
+    ) -> int:
+        assert self._device is not None
+        longest = int(train.lengths.max())
+        passes = capacity.growing_passes(train.lengths, tokens=tokens)
+        most = longest * len(passes[-1])
+        while True:
+            upcoming, least = self._following(longest)
+            fits = capacity.largest_foreseen(passes, train, trial, device=self._device, ranks=together)
+            if fits >= min(most, least) or upcoming is None:
+                break
+            self._take(upcoming)
+        if fits < longest:
+            raise capacity.nothing_fits(longest, train)
+        if together.first and (fits < most or self.to_write):
+            remembered.write(fits, self.now)
+        return tokens if fits == most else fits
+
+    def _following(self, longest: int) -> tuple[Checkpointing | Literal["offload"] | None, int]:
+        """The way that keeps less than the present one, if there is one, and the fewest tokens to try before it."""
+        if self._order and (following := self._order.index(self.now) + 1) < len(self._order):
+            upcoming = self._order[following]
+            return upcoming, max(longest, ENOUGH) if upcoming == "elementwise" else longest
+        accelerated = self._device is not None and self._device.type != "cpu"
+        able = accelerated and self.now is True and not self.offloads
+        return "offload" if able and self._config.train.offload_activations == "auto" else None, longest
 
     @property
     def in_words(self) -> str:

@@ -21,11 +21,13 @@ from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices
 from workbench.data.row_order import RowOrder
 from workbench.errors import ResumeError, TrainingError
+from workbench.models import backbones
 from workbench.runs import metrics_log
 from workbench.runs.deadline import Deadline
 from workbench.runs.run_directory import Run
 from workbench.training import best_checkpoint, checkpoints, early_stopping
 from workbench.training.checkpoints import Progress
+from workbench.training.distributed import sharding
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.loss_guard import LossGuard, comparable
@@ -135,10 +137,14 @@ class AdapterTrainer:
         self._saved_step: int | None = None
 
     def missing_state_bytes(self) -> int:
-        """Bytes of state that a local optimizer will allocate in its first step; 0 after that."""
-        if self.optimizer.state or not isinstance(self._optimizer_step, LocalStep):
+        """Bytes of state that the optimizer will allocate on this device in its first step; 0 after that."""
+        if self.optimizer.state:
             return 0
-        return optimizers.state_bytes(self.optimizer.param_groups, self.task.config)
+        kind, groups = backbones.device().type, self.optimizer.param_groups
+        own = [[sharding.local(each) for each in group["params"]] for group in groups]
+        here = [[each for each in parameters if each.device.type == kind] for parameters in own]
+        parts = [{**group, "params": parameters} for group, parameters in zip(groups, here, strict=True) if parameters]
+        return optimizers.state_bytes(parts, self.task.config) if parts else 0
 
     @property
     def total(self) -> int:

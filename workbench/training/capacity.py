@@ -20,6 +20,8 @@ from workbench.errors import ConfigError, TrainingError
 from workbench.models.weight_formats import HALVES
 from workbench.runs import files
 from workbench.runs.files import cache_folder
+from workbench.runs.ranks import Ranks
+from workbench.training.step_metrics import forget_peak, peak_bytes
 
 T = TypeVar("T")
 
@@ -48,6 +50,9 @@ micro-batch): 0.78, 0.60, 0.62 s in bfloat16; 1.39, 1.38, 1.37 in float32 (the l
 width 384, bfloat16 (682 / 1,576 / 3,152 / 6,304): 1.95, 1.79, 1.75, 1.72.
 """
 
+
+SPARE = 0.1
+"""Share of the memory that a pass which is foreseen must leave free: allocators cannot join all of it."""
 
 FORWARD_TOKENS, MOST_FORWARD_TOKENS = 4096, 2**16
 """Padded tokens of a forward pass without gradients: on a CPU and at least elsewhere; at most."""
@@ -78,13 +83,18 @@ def tokens_per_device(
         return wanted
     own = longest_part(config, train.lengths)
     whole_batch = own * config.batch.size * config.rows_of_draw * members
-    if device.type != "cpu":
+    if limits_steps(device):
         # Processes that compute rows together cannot try separately how many fit; they are meant for one row at a time.
         return whole_batch if config.distributed.rows_together == 1 else own
     elements = HALF_BANK_ELEMENTS if members > 1 and compute in HALVES else CPU_ELEMENTS
     if train.lengths.max() == train.lengths.min():
         elements = EVEN_CPU_ELEMENTS
     return min(whole_batch, max(own, CPU_TOKENS, elements // width))
+
+
+def limits_steps(device: torch.device) -> bool:
+    """Whether a step may take all memory of the device, so that it decides how large a micro-batch is."""
+    return device.type != "cpu"
 
 
 def longest_part(config: TrainingSections, lengths: Indices) -> int:
@@ -149,6 +159,67 @@ def smaller_until_fits(compute: Callable[[int], T], tokens: int, *, longest: int
         retry(tokens)
 
 
+def room(device: torch.device) -> int:
+    """Bytes that tensors of this process may hold on the device in all."""
+    return available(device) + (torch.cuda.memory_reserved(device) if device.type == "cuda" else 0)
+
+
+def growing_passes(lengths: Indices, *, tokens: int) -> list[Indices]:
+    """Rows of forward passes, each of which has about twice the tokens of the one before: single rows, of an eighth of
+    the longest one's length and more, then several of the longest, up to so many tokens.
+
+    >>> [rows.tolist() for rows in growing_passes(np.array([9, 2, 5, 8]), tokens=27)]
+    [[1], [2], [0], [0, 3], [0, 3, 2]]
+    """
+    order, longest = (-lengths).argsort(kind="stable"), int(lengths.max())
+    passes, least = list[Indices](), longest / 8
+    while least < longest:
+        passes.append(order[lengths[order] >= least][-1:])
+        least = min(longest, 2 * int(lengths[passes[-1][0]]))
+    counts, most = [1], min(len(order), max(1, tokens // longest))
+    while counts[-1] < most:
+        counts.append(min(most, 2 * counts[-1]))
+    return [rows for rows in passes if lengths[rows[0]] < longest] + [order[:count] for count in counts]
+
+
+def largest_foreseen(
+    passes: list[Indices], train: Examples, compute: Callable[[Indices], None], *, device: torch.device, ranks: Ranks
+) -> int:
+    """Tokens of the largest pass that fits in the memory of every process; they compute each pass together.
+
+    A process that ran out of memory within a pass would leave the others waiting for it. So the memory of each pass is
+    foreseen from those of the two before it, and it is computed only where all have room.
+
+    Args:
+        passes: Of growing size.
+        compute: A forward and a backward pass over some rows.
+
+    Raises:
+        TrainingError: the smallest pass does not fit, or one that was foreseen to.
+    """
+    forget_peak(device)
+    taken = [(0, peak_bytes(device))]
+    for rows in (passes[0], *passes):  # the first pass of all makes room for what an engine keeps
+        size = int(train.lengths[rows].max()) * len(rows)
+        if len(taken) > 1 and size > taken[-1][0]:
+            (less, low), (more, high) = taken[-2:]
+            foreseen = high + (high - low) / (more - less) * (size - more)
+            if ranks.any(foreseen > (1 - SPARE) * room(device)):
+                break
+        forget_peak(device)
+        try:
+            compute(rows)
+        except torch.OutOfMemoryError:
+            if len(taken) == 1:
+                raise nothing_fits(int(train.lengths.max()), train) from None
+            raise TrainingError(
+                f"Out of memory with {size} tokens in a forward pass, for which there seemed to be room.\n"
+                f"  Write batch.tokens_per_device={taken[-1][0]}"
+            ) from None
+        taken = [each for each in taken if each[0] < size] + [(size, peak_bytes(device))]
+    return taken[-1][0]
+
+
 class Fitting(NamedTuple):
     """A way to compute a step that fits in memory."""
 
@@ -165,11 +236,13 @@ class Remembered:
         config: All sections except `WITHOUT_TENSORS` are part of the key.
         longest: Tokens of the longest row.
         signal: `TrainingSignal.settings`, such as the teacher of a distillation.
+        processes: That train together, each of which may hold a share.
     """
 
     config: TrainingSections
     longest: int
     signal: Mapping[str, Any]
+    processes: int = 1
 
     def read(self) -> Fitting | None:
         """None where memory limited no earlier run."""
@@ -189,6 +262,7 @@ class Remembered:
             self.config.model_dump(mode="json", exclude=WITHOUT_TENSORS),
             self.longest,
             dict(self.signal),
+            self.processes,
             str(torch.accelerator.current_accelerator()),
             device and [device.name, device.total_memory],
         ]

@@ -311,7 +311,8 @@ class Trainer:
         auto = self.config.batch.tokens_per_device == "auto"
         if auto:
             tokens = int(remembered or self.arrangement.worth(tokens))
-        if auto and not remembered and self.device.type != "cpu" and self.config.distributed.rows_together == 1:
+        limited = capacity.limits_steps(self.device)
+        if auto and not remembered and limited and self.config.distributed.rows_together == 1:
             tokens = min(self.ranks.gathered(self._largest_that_fits(tokens)))
             forget_peak(self.device)  # of the longest rows together, which may never come in one step
         self.tokens = tokens
@@ -319,16 +320,22 @@ class Trainer:
 
     def _largest_that_fits(self, tokens: int) -> int:
         before, remembered = self.keeping.to_write, self._remembered
-        fitting = self.keeping.largest_that_fits(tokens, self.train, self._trial, remembered=remembered)
+        together = self.ranks if isinstance(self.masters, Sharded) else None
+        fitting = self.keeping.largest_that_fits(
+            tokens, self.train, self._trial, remembered=remembered, together=together
+        )
         if self.keeping.to_write != before:
             self.callback.say(f"Going on with {fitting} tokens in a forward pass{self.keeping.in_words}.")
         return fitting
 
-    def _trial(self, batch: MicroBatch) -> None:
-        """A forward and backward pass with as much memory taken as the optimizer will allocate in its first step."""
+    def _trial(self, rows: Indices) -> None:
+        """A forward and backward pass with as much memory taken as the optimizer will allocate in its first step.
+
+        Its loss counts nothing: an engine may keep the gradients, and adds those of the first step to them.
+        """
         try:
             state = torch.empty(self.member.missing_state_bytes(), dtype=torch.uint8, device=self.device)
-            self.loss(batch.to(self.device), 1.0).backward()
+            self.masters.backward(self.forward(self.train.batch(rows).to(self.device), 0.0))
             del state
         finally:
             self._free_memory()
@@ -370,7 +377,7 @@ class Trainer:
 
     @property
     def _remembered(self) -> capacity.Remembered:
-        return capacity.Remembered(self.config, self._longest, self.signal.settings)
+        return capacity.Remembered(self.config, self._longest, self.signal.settings, self.ranks.world)
 
     def _hooks(self) -> dict[str, TrainHook]:
         """Training hooks by the name of their file in a checkpoint."""

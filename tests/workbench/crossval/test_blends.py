@@ -102,6 +102,7 @@ def null_rate(how: How, seeds: range, *, rows: int = 100) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(but=["mean", "stacking"])
 @pytest.mark.parametrize("how", ["mean", "greedy", "convex", "stacking"])
 def test_random_labels_gain_nothing(how: How) -> None:
     """Against saying that all classes are equally likely."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.workbench.training.together import LabelledSet
 from workbench.config import RunConfig
+from workbench.runs.ranks import ALONE
 from workbench.training import capacity
 from workbench.training.capacity import Remembered, smaller_until_fits
 
@@ -73,6 +77,34 @@ def test_nothing_of_a_pass_that_failed_is_alive_when_the_next_one_begins() -> No
         assert alive[-1]() is None
 
     assert capacity.smaller_until_fits(compute, 40, longest=1, retry=retry) == 10
+
+
+@given(
+    lengths=st.lists(st.integers(1, 500), min_size=1, max_size=40),
+    tokens=st.integers(1, 20_000),
+    room=st.integers(2_000, 40_000),
+    fixed=st.integers(0, 1000),
+)
+@settings(max_examples=200, deadline=None)
+def test_no_pass_is_computed_that_does_not_fit(lengths: list[int], tokens: int, room: int, fixed: int) -> None:
+    """A pass takes two bytes a token, and a constant."""
+    rows = cast(Any, SimpleNamespace(lengths=np.array(lengths), place=str))
+    passes, computed = capacity.growing_passes(rows.lengths, tokens=tokens), list[int]()
+    sizes = [max(lengths[row] for row in each) * len(each) for each in passes]
+
+    def compute(each: Any) -> None:
+        computed.append(fixed + 2 * max(lengths[row] for row in each) * len(each))
+
+    with (
+        mock.patch.object(capacity, "room", lambda _: room),
+        mock.patch.object(capacity, "peak_bytes", lambda _: computed[-1] if computed else fixed),
+    ):
+        found = capacity.largest_foreseen(passes, rows, compute, device=torch.device("cpu"), ranks=ALONE)
+    enough = (1 - capacity.SPARE) * room
+    assert all(each <= enough for each in computed[2:])
+    assert found == max([size for size in sizes if fixed + 2 * size <= enough], default=sizes[0])
+    assert sizes[-1] == max(lengths) * min(len(lengths), max(1, tokens // max(lengths)))
+    assert sizes == sorted(set(sizes)), "each is larger than the one before"
 
 
 @pytest.mark.parametrize(("lengths", "elements"), [([65, 65, 65], 2**20), ([20, 65, 65], 2**18)])

@@ -10,7 +10,8 @@ With a third word NAME.RANK.json, beside each run, says how many bytes of tensor
 first step, or in the step of the later half that held least (the first one lacks the optimizer's state; a thread of
 gloo that lets go late of what it has sent can only add). Such a run ends with what is counted: before the first step
 or after the last one. `away`: how many bytes of blocks' inputs it copied to a host's memory, for which copies in its
-own stand. `clocks`: time goes on with each look at it, at another speed in each process.
+own stand. `clocks`: time goes on with each look at it, at another speed in each process. `accelerator`, and the bytes
+that each process has: as `fake_accelerator` says.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from workbench.report import plots
 from workbench.runs import deadline
 from workbench.runs.process_memory import importing
 from workbench.runs.ranks import joined
-from workbench.training import activation_offload
+from workbench.training import activation_offload, capacity, step_metrics, trainer
 from workbench.training.bank_trainer import BankTrainer, FleetTrainer
 from workbench.training.distributed.pipeline import Pipelined
 from workbench.training.distributed.zero import ZeroParameters
@@ -224,6 +225,61 @@ def counted_away() -> Iterator[list[int]]:
         yield copied
 
 
+class _Limited(Held):
+    """The memory of an accelerator, of which a process has so many bytes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = super().called(func, args, kwargs)
+        if self._held() > self._limit:
+            raise torch.OutOfMemoryError(f"{self._held():,} bytes of {self._limit:,}")
+        return result
+
+    def _held(self) -> int:
+        """Bytes; storages that were emptied are looked at only where the sum of all is above the limit."""
+        if self._at_most > self._limit:
+            for address, one in list(self._made.items()):
+                if (each := one()) is not None:
+                    self._look(address, each)
+        return self._at_most
+
+    def forget(self) -> None:
+        """Begin a new peak."""
+        self.most = self._held()
+
+
+@contextmanager
+def fake_accelerator() -> Iterator[list[int]]:
+    """Inside the block a CPU trains as an accelerator does that has so many bytes for each process; yields the most
+    bytes of each pass that was tried, and of the steps."""
+    limit, held_bytes = int(sys.argv[4 + joined().rank]), list[int]()
+    work, trial = Trainer.work, Trainer._trial
+
+    def working(self: Trainer) -> None:
+        with _Limited(limit) as held, ExitStack() as stack:
+            for module in (capacity, step_metrics, trainer):
+                stack.enter_context(patch.object(module, "peak_bytes", lambda _: held.most))
+                stack.enter_context(patch.object(module, "forget_peak", lambda _: held.forget()))
+            stack.enter_context(patch.object(Trainer, "_trial", lambda *words: trying(held, *words)))
+            work(self)
+            held_bytes.append(held.most)
+
+    def trying(held: _Limited, self: Trainer, rows: Indices) -> None:
+        held.forget()
+        trial(self, rows)
+        held_bytes.append(held.most)
+
+    patches: list[tuple[Any, str, Any]] = [(Trainer, "work", working), (capacity, "limits_steps", lambda _: True)]
+    patches.append((capacity, "room", lambda _: limit))
+    with ExitStack() as stack:
+        for patched in patches:
+            stack.enter_context(patch.object(*patched))
+        yield held_bytes
+
+
 @contextmanager
 def own_clocks() -> Iterator[None]:
     """Inside the block, time goes on whenever a process looks at its clock, in each process at another speed."""
@@ -254,6 +310,7 @@ COUNTED = {
     "start": counted_before,
     "away": counted_away,
     "clocks": own_clocks,
+    "accelerator": fake_accelerator,
 }
 
 
@@ -273,12 +330,13 @@ def main() -> None:
         way = (
             "shares"
             if name.startswith(("fsdp2", "cut blocks")) and sys.argv[3:] == ["steps"]
-            else "".join(sys.argv[3:])
+            else "".join(sys.argv[3:4])
         )
         with COUNTED[way]() if way else nullcontext() as peaks:
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, resume=origin is not None, quiet=True)
         if peaks is not None:
-            (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(min(peaks[len(peaks) // 2 :])))
+            found = peaks if way == "accelerator" else min(peaks[len(peaks) // 2 :])
+            (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(found))
         gc.collect()
         gc.freeze()  # else what DeepSpeed keeps of each job is searched in all that follow
 
