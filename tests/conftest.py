@@ -229,13 +229,14 @@ def every_value(cells: list[Any]) -> list[Any]:
 
 @pytest.fixture(scope="session", autouse=True)
 def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No shared cache, one thread, and no waiting for a disk: no power goes off here."""
+    """No shared cache, one thread, few repeats of what is timed, and no waiting for a disk: no power goes off here."""
     from peft import PeftModel
 
     patch = pytest.MonkeyPatch()
     patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
     patch.setattr(os, "fsync", lambda descriptor: None)
     patch.setattr(run_directory, "git_commit", cache(run_directory.git_commit))
+    patch.setattr("workbench.distillation.student_costs.SECONDS", 0.0)  # two passes of each; no test looks at times
     patch.setattr(PeftModel, "create_or_update_model_card", lambda *_: None)  # ours is written over it
     torch.set_num_threads(1)  # these models are too small to share among threads
     yield

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from workbench import evaluation
+from workbench import adapters, evaluation
 from workbench.adapters import Full
 from workbench.config import RunConfig, model_heads
 from workbench.config.expansions import distill_expansion
@@ -25,6 +29,7 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import (
     on_policy,
     served_teacher,
+    student_costs,
     student_loss,
     students,
     teacher_cache,
@@ -32,6 +37,7 @@ from workbench.distillation import (
     teachers,
 )
 from workbench.distillation.feature_matching import FeatureMatching
+from workbench.distillation.student_costs import Measurable
 from workbench.distillation.student_loss import Teacher, distillation_loss
 from workbench.distillation.teacher_cache import CachedTeacher
 from workbench.distillation.teacher_sources import TeacherSource
@@ -172,7 +178,39 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource | None, run:
     facts = run.manifest.get("distill", {})
     if (loss := facts.get("teacher_loss")) is not None:
         more = {"teacher": {"loss": loss, **facts.get("teacher_losses", {})}, **more}
-    return student.finish(more)
+    return replace(student, measured=partial(_costs, config, base, source, data, tokenizer, run)).finish(more)
+
+
+def _costs(
+    config: RunConfig,
+    base: RunConfig,
+    source: TeacherSource | None,
+    data: Splits[TokenizedSet],
+    tokenizer: PreTrainedTokenizerBase,
+    run: Run,
+    student: ExportedModel,
+) -> Scores:
+    """What the student costs, and a teacher that stood in memory beside it, as scores.json holds it."""
+    chosen, lengths = student_costs.rows_to_read(len(data.held_out)), data.held_out.lengths
+    rows, collate = [data.held_out[int(number)] for number in chosen], data.held_out.collate
+    backbone: Any = student.model.get_base_model() if isinstance(student.model, PeftModel) else student.model
+    live = None if config.distill.cache.folder is not None else source
+    alone = [teachers.TeacherModel(student.model, student.head, nullcontext)]
+    measurable = partial(student_costs.of_tokens, collate=collate, writes=config.task.writes_text)
+    size, own = student_costs.size(student.model), student_costs.adapter_size(student.model)
+
+    def beside() -> Iterator[Measurable]:
+        if live is None:
+            return
+        teacher = teachers.load(live, base, tokenizer, model=student.model, backbone=backbone)
+        total = adapters.count(teacher.backbone).total - (own if teacher.shared else 0)
+        theirs = live.tokenizer() if config.distill.loss == "universal" else None
+        read = rows if theirs is None else [student_costs.in_other_tokens(row, tokenizer, theirs) for row in rows]
+        yield measurable(teacher.models, teacher.backbone, read, parameters=total)
+
+    sizes = student_costs.sizes(base, run, live)
+    me = measurable(alone, backbone, rows, parameters=size)
+    return student_costs.measured(me, beside(), lengths[chosen], sizes=sizes)
 
 
 def supervise(
@@ -200,7 +238,7 @@ def supervise(
         else:
             assert source is not None
             with source.named_in_errors():
-                live = teachers.load(source, base, tokenizer, model=model, backbone=backbone, loader=loader)
+                live = teachers.load(source, base, tokenizer, model=model, backbone=backbone.model, loader=loader)
             for note in live.notes:
                 callback.say(note)
             if section.match:

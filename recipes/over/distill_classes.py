@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +14,13 @@ from transformers import PreTrainedModel
 
 from workbench.config import RunConfig
 from workbench.config.sections.distill_config import STUDENT
-from workbench.data.batching import MicroBatch
+from workbench.data.batching import Indices, MicroBatch
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.records import RowReader
-from workbench.distillation import class_distillation, students
+from workbench.distillation import class_distillation, student_costs, students
 from workbench.distillation.class_distillation import TeacherOutputs
 from workbench.distillation.feature_matching import FeatureMatching
+from workbench.distillation.student_costs import Measurable
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
 from workbench.evaluation import classification_scores
@@ -64,9 +66,10 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     if extra is not None:
         provenance.note_data(run, {"unlabelled": extra.facts()})
     student = class_run.ClassRun(base, run, callback, reader, data)
+    measured = partial(_costs, config, base, source, data, run)
     if not config.distill.asks_teacher:
         student.train()
-        return student.finish(distill_control.trained(config, source, student))
+        return replace(student, measured=measured).finish(distill_control.trained(config, source, student))
     teacher_outputs = class_distillation.teacher_outputs(config, source, data, extra, run, callback)
     scores = {"teacher": classification_scores.scores_of(data.labels, teacher_outputs.held_out_NC, data.held_out)}
     if data.test is not None and teacher_outputs.test_NC is not None:
@@ -74,7 +77,31 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     distill_control.require_useful(config, source.name, scores["teacher"], student.guessed())
     scores |= distill_control.trained(config, source, student)
     student.train(_supervise(config, base, source, data, extra, teacher_outputs))
-    return student.finish(scores)
+    return replace(student, measured=measured).finish(scores)
+
+
+def _costs(
+    config: RunConfig, base: RunConfig, source: TeacherSource, data: ClassSplits, run: Run, student: Classifier
+) -> dict[str, Any]:
+    """What the student and those who taught it cost, as scores.json holds it."""
+    held_out = data.held_out.subset(student_costs.rows_to_read(len(data.held_out)))
+
+    def measurable(model: Classifier, rows: LabelledSet, copies: int = 1) -> Measurable:
+        def read(numbers: Indices) -> Tensor:
+            return model.outputs(rows.batch(numbers).to(model.backbone.device))
+
+        return Measurable(model.model, read, student_costs.size(model.model, copies), copies=copies)
+
+    def teachers() -> Iterator[Measurable]:
+        for teacher in class_distillation.class_teachers(source, config, data.labels):
+            for load, copies in teacher.models:
+                model = load()
+                rows = replace(teacher, reader=model.reader).rows(held_out, config)
+                yield measurable(model, rows, copies)
+                del model
+
+    sizes = student_costs.sizes(base, run, source)
+    return student_costs.measured(measurable(student, held_out), teachers(), held_out.lengths, sizes=sizes)
 
 
 def prepare(

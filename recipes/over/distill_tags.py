@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from workbench.config import RunConfig
 from workbench.config.sections.distill_config import STUDENT, at
 from workbench.data import tagged_rows
-from workbench.data.batching import Floats, MicroBatch
-from workbench.data.tagged_rows import IGNORED, EncodedTags, TagEncoder, TagSet
-from workbench.distillation import students
+from workbench.data.batching import Floats, Indices, MicroBatch
+from workbench.data.tagged_rows import IGNORED, EncodedTags, TagEncoder, TaggedRow, TagSet
+from workbench.distillation import student_costs, students
 from workbench.distillation.class_distillation import divergence
+from workbench.distillation.student_costs import Measurable
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
 from workbench.models import backbones, exported
@@ -45,6 +46,11 @@ class TagTeacher(NamedTuple):
     load: Callable[[], Tagger]
     max_tokens: int
     """Longest row that it reads."""
+
+    def rows(self, tagger: Tagger, rows: Sequence[TaggedRow]) -> TaggedSet:
+        """Rows as this teacher, loaded, reads them."""
+        encoder = TagEncoder(tagger.tokenizer, None, max_tokens=self.max_tokens)
+        return TaggedSet(tuple(rows), tuple(encoder.encode(rows)), "", "")
 
 
 class WordsSaid(NamedTuple):
@@ -82,9 +88,10 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     sets = data.named() | ({} if extra is None else {"unlabelled": extra})
     provenance.note_data(run, data.splits.facts() | ({} if extra is None else {"unlabelled": extra.facts()}))
     student = TagRun(base, run, callback, tokenizer, data)
+    measured = partial(_costs, base, source, teachers, data, run)
     if not config.distill.asks_teacher:
         student.train()
-        return student.finish(distill_control.trained(config, source, student))
+        return replace(student, measured=measured).finish(distill_control.trained(config, source, student))
     callback.say(f"Asking the teacher, {source.name}, about {sum(map(len, sets.values())):,} rows ...")
     said = run.ranks.agreed(asked(teachers, data.tags, sets) if run.ranks.first else {})
     scores = {
@@ -96,7 +103,26 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     run.note(distill={"teacher": source.name, "teacher_loss": scores["teacher"]["loss"]})
     scores |= distill_control.trained(config, source, student)
     student.train(supervise(config, student, extra, said))
-    return student.finish(scores)
+    return replace(student, measured=measured).finish(scores)
+
+
+def _costs(
+    base: RunConfig, source: TeacherSource, teachers: Sequence[TagTeacher], data: TagSplits, run: Run, student: Tagger
+) -> dict[str, Any]:
+    """What the student and those who taught it cost, as scores.json holds it."""
+    held_out = data.splits.held_out.subset(student_costs.rows_to_read(len(data.splits.held_out)))
+
+    def measurable(tagger: Tagger, rows: TaggedSet) -> Measurable:
+        def read(numbers: Indices) -> Tensor:
+            return tagger.outputs(rows.batch(numbers).to(tagger.backbone.device))
+
+        return Measurable(tagger.model, read, student_costs.size(tagger.model))
+
+    read = (
+        measurable(tagger, teacher.rows(tagger, held_out.rows)) for teacher in teachers for tagger in [teacher.load()]
+    )
+    sizes = student_costs.sizes(base, run, source)
+    return student_costs.measured(measurable(student, held_out), read, held_out.lengths, sizes=sizes)
 
 
 def prepare(config: RunConfig, base: RunConfig, source: TeacherSource, data: TagSplits) -> TaggedSet | None:
@@ -164,8 +190,7 @@ def asked(teachers: Sequence[TagTeacher], tags: TagSet, sets: Mapping[str, Tagge
     every = list[list[WordsSaid]]()
     for teacher in teachers:
         tagger, order = teacher.load(), [teacher.tags.index(name) for name in tags.names]
-        encoder = TagEncoder(tagger.tokenizer, None, max_tokens=teacher.max_tokens)
-        read = TaggedSet(tuple(rows), tuple(encoder.encode(rows)), "", "")
+        read = teacher.rows(tagger, rows)
         pairs = zip(read.encoded, tagger.probabilities(read), strict=True)
         every.append(
             [

@@ -80,6 +80,8 @@ class SingleRun(ABC, Generic[M, R]):
     loader: Loader = field(default=backbones.load, kw_only=True)
     reading: Callable[[nn.Module], Reading] | None = field(default=None, kw_only=True)
     """Reads the backbone before training in place of the layout: processes cut it once, and other runs score it too."""
+    measured: Callable[[M], Mapping[str, Any]] | None = field(default=None, kw_only=True)
+    """Entries of scores.json besides scores, measured with what was saved: what it costs to ask it."""
 
     def train(self, supervise: Supervise[M] | None = None, *, score_later: bool = False) -> None:
         """From a backbone to a saved adapter; everything live is freed on return.
@@ -210,6 +212,8 @@ class SingleRun(ABC, Generic[M, R]):
         before = files.read_json(run.path / "before.json")
         scores = {"before": before["scores"]} | {name: each.scores for name, each in scored.items()} | dict(more or {})
         scores |= self.beside(scored["after"].outputs)
+        if self.measured is not None and not self.placement.cuts_weights and not run.deadline.limited:
+            scores |= self.measured(saved)
         with run.deadline.phase("report"):
             files.write_json(run.path / "scores.json", scores)
             self.write_predictions(saved, scored["after"].outputs, before)

@@ -91,11 +91,12 @@ def outcome(run: Path) -> str:
         import pandas as pd
 
         from workbench.config.task_facts import task_of
-        from workbench.runs import score_files
+        from workbench.runs import cost_table, score_files
         from workbench.runs.files import read_json
         from workbench.runs.run_directory import shipped_values
 
-        run_scores = score_files.without_tasks(read_json(run / "scores.json"))
+        scores = read_json(run / "scores.json")
+        run_scores = score_files.of_rows(scores)
         predictions = pd.read_parquet(run / "predictions.parquet")
         task = task_of(shipped_values(run))
         rates = task is not None and task.report == "rewards"
@@ -107,6 +108,9 @@ def outcome(run: Path) -> str:
         rows = [[name, *(f"{each[name]:.4f}" if name in each else "" for each in columns_of)] for name in names]
         columns = [first if when == "before" else when for when in run_scores]
         OUT.print(table(["score", *columns], rows, title="Held-out scores", framed=True))
+        if (costs := cost_table.read(scores.get(score_files.COSTS))) is not None:
+            OUT.print(Text(), table(cost_table.COLUMNS, costs.rows, title="What the student costs"))
+            _lines(costs.note)
         _swept(run)
         _searched(run)
         if embeds:

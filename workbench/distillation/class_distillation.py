@@ -42,8 +42,9 @@ from workbench.losses.class_losses import Objective, squared_error
 from workbench.losses.divergences import log_probs, scaled
 from workbench.models import backbones, classifier, exported
 from workbench.models.classifier import Classifier
-from workbench.runs import files
+from workbench.runs import files, run_directory
 from workbench.runs.run_directory import Run
+from workbench.runs.trust import Trust
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
 
@@ -64,6 +65,8 @@ class ClassTeacher:
     reader: RowReader
     predict: Callable[[LabelledSet], Floats]
     """Outputs (N, C) of rows as it reads them; its weights are in memory meanwhile, and no longer."""
+    models: Sequence[tuple[Callable[[], Classifier], int]] = ()
+    """What loads each model that answers, and how many adapters like its own answer with it."""
 
     def rows(self, labelled: LabelledSet, student: RunConfig) -> LabelledSet:
         """The rows as this teacher reads them, without their labels; raises what `require_columns` does."""
@@ -149,8 +152,8 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
         limit = preflight.longest_sequence(source.hub_config()) or student.data.max_tokens
         data = student.data.model_copy(update={"max_tokens": min(limit, student.data.max_tokens)})
         config = student.model_copy(update={"data": data})
-        predict = partial(_predict, partial(_stock, source, meant, config))
-        return [ClassTeacher(source.name, meant, config, source.reader(config), predict)]
+        load = partial(_stock, source, meant, config)
+        return [ClassTeacher(source.name, meant, config, source.reader(config), partial(_predict, load), [(load, 1)])]
     teachers = []
     for run in [folder.parent for folder in source.adapters] or [source.run]:
         config = source.config_of(run)
@@ -161,8 +164,8 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
             )
         exported.require_saved(run, config, "classes.json", classifier.reader_file(config))
         meant, reader = classifier.read_labels(run / "adapter"), classifier.reader_of_run(run, config)
-        predict = partial(_predict, partial(classifier.load, run, config))
-        teachers.append(ClassTeacher(str(run), meant, config, reader, predict))
+        load = partial(classifier.load, run, config)
+        teachers.append(ClassTeacher(str(run), meant, config, reader, partial(_predict, load), [(load, 1)]))
     return teachers
 
 
@@ -174,7 +177,18 @@ def _crossval(source: TeacherSource) -> ClassTeacher:
     def predict(rows: LabelledSet) -> Floats:
         return classification_scores.outputs_of_values(context.labels, prediction.decided(run, context, rows))
 
-    return ClassTeacher(source.name, context.labels, config, context.reader, predict)
+    return ClassTeacher(
+        source.name, context.labels, config, context.reader, predict, _members(run, config, source.trusted)
+    )
+
+
+def _members(run: Path, config: RunConfig, trust: Trust) -> list[tuple[Callable[[], Classifier], int]]:
+    """See `ClassTeacher.models`: one of the adapters of each cross-validation stands for all of them."""
+    if prediction.is_blend(run):
+        parts = [prediction.part_folder(run, part) for part in files.read_json(run / "decision.json")["parts"]]
+        return [each for part in parts for each in _members(part, run_directory.shipped_config(part, trust), trust)]
+    folders = prediction.adapter_folders(run)
+    return [(partial(classifier.load, folders[0].parent, config), len(folders))]
 
 
 def _predict(load: Callable[[], Classifier], rows: LabelledSet) -> Floats:

@@ -28,7 +28,7 @@ from workbench.distillation.student_loss import TeacherLogits
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.losses.chunked_loss import chunks
 from workbench.models import backbones, output_heads
-from workbench.models.backbones import Backbone, Loader
+from workbench.models.backbones import Loader
 from workbench.models.output_heads import Head
 from workbench.models.shared_model import SWITCHED, SharedModel
 from workbench.runs import files
@@ -90,7 +90,7 @@ def load(
     tokenizer: PreTrainedTokenizerBase,
     *,
     model: nn.Module,
-    backbone: Backbone,
+    backbone: PreTrainedModel,
     loader: Loader = backbones.load,
 ) -> LiveTeacher:
     """The teacher beside a student that is there: on its backbone where both fit there.
@@ -123,11 +123,11 @@ def load(
                 del state[key]
 
         model.register_state_dict_post_hook(leave_out)  # type: ignore[no-untyped-call]
-        models = _teacher_models(model, backbone.model, configs)
+        models = _teacher_models(model, backbone, configs)
     else:
-        models = [_without_adapter(model, backbone.model)]
+        models = [_without_adapter(model, backbone)]
     note = "The teacher stands on the student's backbone: there is no second copy of its weights."
-    return LiveTeacher(models, backbone.model, shared=True, notes=[note])
+    return LiveTeacher(models, backbone, shared=True, notes=[note])
 
 
 def alone(

@@ -481,6 +481,12 @@ def _last_turn(row: Row) -> _Turn:
     return _Turn(row.input_ids, row.source or start, start, int(marked[-1]) + 1)
 
 
+def prompt_of(row: Row) -> Indices:
+    """The tokens that an answer to a row follows; of a text without a prompt its first half."""
+    turn = _last_turn(row)
+    return row.input_ids[: turn.prompt if turn.start > 1 else -(-len(row.input_ids) // 2)]
+
+
 class Answering(Protocol):
     """Something that holds a model which answers."""
 

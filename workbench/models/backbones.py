@@ -506,6 +506,20 @@ def require_weights(config: ModelConfig) -> None:
             safe_open(folder / name, framework="pt")
 
 
+def folder_of(model: ModelConfig) -> Path:
+    """Where the files of a model stand on this machine; of a hub id in the hub's cache. Raises BackboneError."""
+    location = source_path(model)
+    if Path(location).is_dir():
+        return Path(location)
+    hub_config(model)  # which puts config.json there
+    return Path(str(try_to_load_from_cache(location, "config.json", revision=model.revision))).parent
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a folder that hold weights."""
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+
+
 def weights_are_local(model: ModelConfig) -> bool:
     """Whether its weights are on this machine."""
     location = source_path(model)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from workbench.report import crossval_section
 from workbench.report.plots import POINTS, STEP, Axis, Floats, Plot, Series, draw, floats, lines, thin
 from workbench.report.run_record import OPENED, RunRecord, averaged, rounds
 from workbench.runs import units
@@ -71,6 +72,25 @@ def of_runs(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Plot]:
         draw("Training loss against tokens", training, x=tokens_seen, y=loss, caption=smoothed, wide=True),
         draw("Held-out loss against time", held_out, x=time, y=loss, caption=from_zero, wide=True),
     ]
+
+
+def of_costs(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Plot]:
+    """Score of each student, and of its teachers, against the time that it takes for one row; none without two."""
+    score = next((found for run in runs if run.costs and (found := crossval_section.main_score(run))), "")
+    points = dict[tuple[float, float], str]()
+    for run, name in zip(runs, names, strict=True):
+        for who, when, title in (("student", "after", name), ("teacher", "teacher", "teacher")):
+            costs, value = run.costs.get(who, {}), run.scores.get(when, {}).get(score)
+            seconds = costs.get("first_token_s", costs.get("seconds_1"))
+            if seconds is not None and value is not None:
+                points[1000 * seconds, value] = title
+    if len(points) < 2:
+        return []
+    colours = {title: colour for colour, title in enumerate(dict.fromkeys(points.values()))}
+    series = [Series(title, floats([x]), floats([y]), "points", colours[title]) for (x, y), title in points.items()]
+    writes = any("first_token_s" in run.costs.get("student", {}) for run in runs)
+    x = Axis("ms to the first token" if writes else "ms for a row", from_zero=True)
+    return [draw("Score against time of one row", series, x=x, y=Axis(score.replace("_", " ")), wide=True).once_each()]
 
 
 def of_mixture(run: RunRecord) -> list[Plot]:

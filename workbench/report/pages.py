@@ -27,7 +27,7 @@ from workbench.report import (
 )
 from workbench.report.rendering import render
 from workbench.report.run_record import RunRecord
-from workbench.runs import files, score_files, units
+from workbench.runs import cost_table, files, score_files, units
 
 _T = TypeVar("_T")
 SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
@@ -107,6 +107,8 @@ def write(run: Path) -> Path:
         predicted=sorted(each.name for each in run.glob("*.csv")),
         tiles=_tiles(this),
         scores=_scores(this),
+        costs=cost_table.read(this.costs),
+        cost_columns=cost_table.COLUMNS,
         plots=[
             *sweep_sections.plots(this),
             *curves.of_run(this),
@@ -195,7 +197,7 @@ def compare(runs: Sequence[Path | str], out: Path | str = "comparison.html") -> 
         paired_columns=PAIRED_COLUMNS,
         paired_note=paired_note(pairs),
         best=[measure.best(records) for measure in measures],
-        plots=curves.of_runs(records, names),
+        plots=[*curves.of_runs(records, names), *curves.of_costs(records, names)],
         verdicts=[(name, findings.verdict(one)) for name, one in zip(names, records, strict=True)],
     )
     files.write_bytes(out, page.encode())
@@ -372,6 +374,10 @@ def _score(when: str, name: str) -> Callable[[RunRecord], float | None]:
     return lambda run: run.scores.get(when, {}).get(name)
 
 
+def _cost(who: str, name: str) -> Callable[[RunRecord], float | None]:
+    return lambda run: run.costs.get(who, {}).get(name)
+
+
 def _of_metrics(records: Sequence[RunRecord]) -> list[_Measure]:
     """The scores that runs name by `evaluate.metric`, where they are no scores of all."""
     return [
@@ -429,6 +435,11 @@ _MEASURES = (
     _Measure("tokens seen", lambda run: float(run.metrics["tokens"].sum()), units.count),
     _Measure("held-out loss before", _score("before", "loss"), units.number),
     *(_Measure(label, _score(*name), units.number, better) for name, (label, better) in _COMPARED.items()),
+    *(
+        _Measure(f"{who}: {cost.title}", _cost(who, name), cost.shown, cost.better)
+        for who in ("student", "teacher")
+        for name, cost in cost_table.COSTS.items()
+    ),
     _Measure("trained parameters", lambda run: run.manifest.get("model", {}).get("trainable"), units.count),
     _Measure("tokens or pictures/s, median", _speed, units.count, "high"),
     _Measure("peak memory", lambda run: run.peak_bytes, units.size, "low"),

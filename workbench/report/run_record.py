@@ -43,6 +43,8 @@ class RunRecord:
     `together` of `members`."""
     scores: Mapping[str, Mapping[str, float]]
     predictions: pd.DataFrame
+    costs: Mapping[str, Any] = field(default_factory=dict)
+    """Of a student and its teacher, as in scores.json."""
     members: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     """Metrics of each adapter of a cross-validation or sweep, by its folder: round-0/repeat-0-fold-1-seed-0."""
     stages: Mapping[str, Any] = field(default_factory=dict)
@@ -254,6 +256,7 @@ def read(folder: Path) -> RunRecord:
         )
     manifest = files.read_json(folder / "manifest.json")
     # scores.json comes last; what the backbone scored is on disk from the start.
+    scores = files.read_json(folder / "scores.json")
     before = {"before": files.read_json(folder / "before.json").get("scores", {})}
     metric_paths = {
         path.parent.relative_to(folder / "members"): path for path in (folder / "members").glob("**/metrics.jsonl")
@@ -271,7 +274,8 @@ def read(folder: Path) -> RunRecord:
         metrics=merged_records(members)
         if members and (over := over_of(config)) is not None and over.folds
         else _read(folder / "metrics.jsonl", _metrics),
-        scores=score_files.without_tasks(files.read_json(folder / "scores.json")) or before,
+        scores=score_files.of_rows(scores) or before,
+        costs=scores.get(score_files.COSTS, {}),
         predictions=_table(folder / "predictions.parquet"),
         members=members,
         stages=files.read_json(folder / "stages.json"),

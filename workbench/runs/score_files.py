@@ -8,8 +8,8 @@ from typing import Any
 
 from workbench.runs import files
 
-SCORES, TASKS = "scores.json", "tasks"
-"""File with the scores of rows, and its key with those of tasks."""
+SCORES, TASKS, COSTS = "scores.json", "tasks", "costs"
+"""File with the scores of rows, and its keys with those of tasks and with the costs of a student and its teacher."""
 WIN_RATES, CONTESTS = "win_rates.json", "contests"
 NAMED = ("against", "by", "prompts")
 """Values that identify a contest: the other run, what judged, and the files of prompts."""
@@ -31,9 +31,9 @@ def keep_tasks(run: Path, asked: Mapping[str, Any]) -> None:
     files.write_json(run / SCORES, {**files.read_json(run / SCORES), TASKS: dict(asked)})
 
 
-def without_tasks(scores: Mapping[str, Any]) -> dict[str, Any]:
+def of_rows(scores: Mapping[str, Any]) -> dict[str, Any]:
     """The scores of rows alone: before, after and the others by their names."""
-    return {name: of_rows for name, of_rows in scores.items() if name != TASKS}
+    return {name: each for name, each in scores.items() if name not in (TASKS, COSTS)}
 
 
 def read_win_rates(run: Path) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ class Student:
 
     def taught_by(self, source: TeacherSource) -> LiveTeacher:
         """The teacher beside this student, on its backbone where both fit there."""
-        return teachers.load(source, self.config, self.tokenizer, model=self.model, backbone=self.backbone)
+        return teachers.load(source, self.config, self.tokenizer, model=self.model, backbone=self.backbone.model)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """What trains, by name."""

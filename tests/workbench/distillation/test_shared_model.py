@@ -83,7 +83,7 @@ def test_a_student_with_new_tokens_sits_on_the_backbone_that_teaches_it(batch: M
     grown = copy.deepcopy(loaded.model)
     model = moved(adapters.attach(loaded.model, config.adapter, seed=0, new_token_ids=[512, 513]), seed=0)
     head = output_heads.find(model, loaded.model)
-    found = teachers.load(TeacherSource("same", config.model), config, tokenizer, model=model, backbone=loaded)
+    found = teachers.load(TeacherSource("same", config.model), config, tokenizer, model=model, backbone=loaded.model)
     read = collate([Row(np.asarray([3, 512, 5, 513, 9, 512]), np.ones(6, dtype=bool))])
     assert found.shared
     torch.testing.assert_close(said(found, read), log_probs(grown, read))

@@ -146,7 +146,7 @@ class RunFolder:
         return {
             **self.summary(name),
             "curves": self.curves(name),
-            "scores": score_files.without_tasks(files.read_json(path / "scores.json")),
+            "scores": score_files.of_rows(files.read_json(path / "scores.json")),
             "tasks": score_files.read_tasks(path).get("rows", []),
             "facts": files.read_json(path / "manifest.json"),
             "config": text.read_text(encoding="utf-8", errors="replace") if text.is_file() else "",

@@ -12,7 +12,7 @@ from ruamel.yaml.error import YAMLError
 from workbench.config.yaml_text import dump_yaml, load_yaml
 from workbench.data import starter
 from workbench.errors import ConfigError, FileError, WorkbenchError
-from workbench.runs import files, score_files, units
+from workbench.runs import cost_table, files, score_files, units
 
 UNKNOWN = "unknown"
 LIBRARIES = {"peft": "peft", "gguf": "gguf", "ollama": "gguf", "onnx": "onnx"}
@@ -71,6 +71,7 @@ def write(run: Path, folder: Path, values: Mapping[str, Any], facts: CardFacts, 
         f"```{language}\n{facts.usage.replace('DIR', str(out))}\n```\n",
         f"## Data\n\n| split | source | rows | fingerprint |\n|---|---|---|---|\n{''.join(rows)}",
         f"## Scores\n\n{_scores(scores, facts.intervals)}",
+        *_costs(scores.get(score_files.COSTS)),
         *_tasks(scores.get(score_files.TASKS) or {}),
         *_win_rates(score_files.read_win_rates(run)),
         f"## Limits\n\n{_listed(limits)}",
@@ -166,6 +167,14 @@ def _tasks(asked: Mapping[str, Any]) -> list[str]:
     head = f"The same documents before and after; in brackets the 95 % interval of their mean difference.{limit}\n\n"
     columns = "| task | metric | documents | before | after | difference |\n|---|---|---|---|---|---|\n"
     return ["".join(["## Tasks of lm-eval\n\n", head, columns, *rows])]
+
+
+def _costs(costs: Mapping[str, Any] | None) -> list[str]:
+    """The section on what a student costs; none of another run."""
+    if (found := cost_table.read(costs)) is None:
+        return []
+    lines = [cost_table.COLUMNS, ("---",) * 4, *found.rows]
+    return ["".join(["## Costs\n\n", found.note, "\n\n", *(f"| {' | '.join(each)} |\n" for each in lines)])]
 
 
 def _win_rates(contests: Sequence[Mapping[str, Any]]) -> list[str]:
