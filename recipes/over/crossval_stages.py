@@ -255,7 +255,7 @@ class CrossvalContext:
         if test_TC is not None and self.data.test is not None and decision.accepted:
             fitted = self.fitted(combiner, round_outputs)
             folders = fold_adapters.adapter_folders(self.run, round_outputs.number, self.members)
-            test_TC = prediction.merged(self.fold_context, folders, fitted, decision, views, self.data.test, test_TC)
+            test_TC = prediction.merged(self.fold_context, folders, fitted, decision, self.data.test, test_TC)
         predictions = Predictions(oof_NC, test_TC)
         self.log.judge(
             "tta",

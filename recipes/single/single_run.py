@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 SAMPLE_TOKENS = 1024
 """Padded tokens of held-out rows that tell how long scoring takes, where nothing was scored before training."""
+DECISION = "decision.json"
+PLAIN = {"after": "plain", "test": "plain_test"}
+"""Names in scores.json of what rows that are read once score, beside those that are read in views."""
 Scores = dict[str, Any]
 
 
@@ -206,11 +209,22 @@ class SingleRun(ABC, Generic[M, R]):
         read = self.placement.reading(saved.model)
         scoring = stored_results(self.config, run, self.callback.stop_requested)
         splits = {"after": self.rows["held_out"]} | ({"test": self.rows["test"]} if "test" in self.rows else {})
-        scored = {name: read(partial(self.score, saved, rows, scoring)) for name, rows in splits.items()}
+
+        def score_splits() -> dict[str, Scored]:
+            return {name: read(partial(self.score, saved, rows, scoring)) for name, rows in splits.items()}
+
+        plain: dict[str, Scored] = {}
+        if self.config.tta.wanted:
+            self._write_decision(None)
+            plain = score_splits()
+            self._write_decision(read(partial(self.decide_views, saved, scoring)))
+        scored = score_splits()
         if not run.ranks.first:
             return {}
         before = files.read_json(run.path / "before.json")
         scores = {"before": before["scores"]} | {name: each.scores for name, each in scored.items()} | dict(more or {})
+        if files.read_json(run.path / DECISION).get("tta") is not None:
+            scores |= {PLAIN[name]: each.scores for name, each in plain.items()}
         scores |= self.beside(scored["after"].outputs)
         if self.measured is not None and not self.placement.cuts_weights and not run.deadline.limited:
             scores |= self.measured(saved)
@@ -224,6 +238,13 @@ class SingleRun(ABC, Generic[M, R]):
             scoring.store.clear()
             report.write(run.path)
         return scores
+
+    def _write_decision(self, views: Mapping[str, Any] | None) -> None:
+        """Write how the shipped model reads rows in views (`decide_views`), for all processes that score."""
+        if self.run.ranks.first:
+            files.write_json(self.run.path / DECISION, {"tta": views})
+        if self.placement.cuts_weights:
+            self.run.ranks.wait()
 
     def backbone(self) -> Backbone:
         """The backbone that trains; on the host where processes share it."""
@@ -373,6 +394,10 @@ class SingleRun(ABC, Generic[M, R]):
     @abstractmethod
     def score(self, model: M, rows: R, scoring: ModelResults | None = None) -> Scored:
         """Scores of a model on rows; their time is measured."""
+
+    def decide_views(self, model: M, scoring: ModelResults) -> Mapping[str, Any] | None:
+        """Facts about how `score` and the verbs merge views of a row, where held-out rows gain by it (`tta`)."""
+        raise NotImplementedError
 
     # Members of a bank are runs with one model: what it computes, and each one's rows and loss (`TaskFacts.banked`).
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WordRun(SingleRun[M, R]):
-    """A run of a task with `TaskFacts.views` or `TaskFacts.pseudo_labels`."""
+    """A run of a task with `TaskFacts.word_stages`."""
 
     @property
     @abstractmethod

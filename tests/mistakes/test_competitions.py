@@ -50,6 +50,38 @@ CONFIGURED = {
     "no copies": ("tta.views=[typos] tta.copies=0", "tta.copies", "greater than 0"),
     "a view of no file": ("tta.views=[user]", "`user` needs function", "the path of your Python file"),
     "a merge of no file": ("tta.views=[lower] tta.merge=user", "`user` needs function", "the path"),
+    "settings of no view": ("tta.merge=vote", "merge: there are no views", "Write views too"),
+    "views to keep": ("tta.views=[lower] tta.keep=true", "tta.keep: is for a run of one", "folds.keep=[tta]"),
+    "views to keep of one run": (
+        "recipe=classify folds.k=5 tta.views=[lower] folds.keep=[tta]",
+        "folds is for recipe=crossval",
+        "Leave folds out",
+    ),
+    "views in time": (
+        "recipe=classify folds={} tta.views=[lower] budget.time=60s",
+        "tta: reads held-out rows again",
+        "Leave budget's limits of time out",
+    ),
+    "views of members": (
+        "recipe=sweep of=classify folds={} sweep.over='{seed: [0, 1]}' tta.views=[lower]",
+        "tta: recipe=sweep compares runs by the rows that would choose their views",
+        "Leave tta out",
+    ),
+    "views of a search": (
+        "recipe=search of=classify folds={} search.space='{train.learning_rate: {low: 1e-4, high: 1e-2}}' tta.views=[lower]",
+        "tta: recipe=search compares runs",
+        "recipe=classify with it",
+    ),
+    "views of a student": (
+        "recipe=distill of=classify folds={} distill.teacher.id=one tta.views=[lower]",
+        "tta: recipe=distill compares runs",
+        "Leave tta out",
+    ),
+    "views of answers": (
+        "recipe=sft classes={} folds={} duplicates={} tta.views=[lower]",
+        "tta is for recipe=classify|crossval",
+        "Leave tta out",
+    ),
     # Ensembles, pseudo-labels and corrections.
     "no such combination": ("ensemble.merge=median", "ensemble.merge: expected 'auto'", "found 'median'"),
     "a calibration, perhaps": ("ensemble.calibrate=maybe", "ensemble.calibrate", "true or false"),

@@ -81,6 +81,11 @@ def _of_names(config: RunConfig) -> Iterator[str]:
             )
     elif reason := config.over.able(config.task):
         yield f"recipe={config.recipe} does not take of={config.task.name}: {reason}"
+    elif config.task.views and config.tta.views and "tta" not in config.over.sections:
+        yield (
+            f"tta: recipe={config.recipe} compares runs by the rows that would choose their views. Leave tta out, and "
+            f"train what you choose by recipe={config.task.name} with it."
+        )
     elif (start := config.task.start) and config.over.fresh and getattr(config, start).start is not None:
         yield f"{start}.start: recipe={config.recipe} {config.over.fresh}. Leave {start}.start out."
 

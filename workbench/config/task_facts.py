@@ -89,9 +89,9 @@ class TaskFacts:
     averages: Callable[[Any], bool] = field(default=lambda config: False)
     """Whether adapters of several folds answer together, as the mean of their outputs, by the configuration."""
     views: tuple[str, ...] = ()
-    """Views (`tta.views`) in which folds that are runs read its rows; empty: in none."""
-    pseudo_labels: bool = False
-    """Whether folds that are runs label rows without labels for one another (`pseudo_label`)."""
+    """Views (`tta.views`) in which its rows are read at test time; empty: in none."""
+    word_stages: bool = False
+    """Whether its runs are `WordRun`s: folds label rows without labels for one another, and merge views of words."""
     one_source_batches: bool = False
     """Whether a batch of rows of one source has a meaning (`data.mix.batches`)."""
     generates_rows: bool = False

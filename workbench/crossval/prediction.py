@@ -6,7 +6,7 @@ Legend: M adapters, V views with the plain row first, N labelled rows, T other r
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,16 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from workbench.config import RunConfig
-from workbench.crossval import fold_adapters, neighbour_correction, tta
+from workbench.crossval import fold_adapters, neighbour_correction, run_views
 from workbench.crossval.blends import Blend
 from workbench.crossval.ensembles import Combiner, FittedCombination, OutOfFold
 from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, RoundOutputs
 from workbench.crossval.tta import TtaDecision
-from workbench.data import tta_views
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.records import NamedColumns, named_columns
-from workbench.data.tta_views import RowView, user_merge
+from workbench.data.tta_views import RowView
 from workbench.errors import ConfigError, DataError
 from workbench.models import classifier
 from workbench.runs import files, provenance, run_directory
@@ -80,10 +79,7 @@ def decided(run: Path, context: FoldContext, rows: LabelledSet) -> Floats:
     (outputs_MTC,) = fold_adapters.predict(context, folders, [rows])
     values_TC = fitted.values(context.labels, outputs_MTC)
     if known["tta"] is not None:
-        seen = tta_views.row_views(context.config, context.labels, rows)
-        decision = TtaDecision.from_facts(known["tta"])
-        judged = [view for view in seen if view.name in decision.names]
-        values_TC = merged(context, folders, fitted, decision, judged, rows, values_TC)
+        values_TC = merged(context, folders, fitted, TtaDecision.from_facts(known["tta"]), rows, values_TC)
     return neighbour_correction.corrected_by_run(run, context, rows, values_TC, known.get("correction"))
 
 
@@ -167,25 +163,16 @@ def merged(
     folders: Sequence[Path],
     fitted: FittedCombination,
     decision: TtaDecision,
-    seen: Sequence[RowView],
     rows: LabelledSet,
     plain_TC: Floats,
 ) -> Floats:
-    """Values (T, C) of other rows: merged over views where these are needed, of the plain row elsewhere.
+    """Values (T, C) of other rows by the adapters in `folders`, merged over views where these are needed."""
 
-    Args:
-        folders: Of the adapters.
-        plain_TC: Values of the plain rows.
-    """
-    needed_T = tta.needs_views(decision, plain_TC)
-    if not needed_T.any():
-        return plain_TC
-    some, values_VTC = rows.subset(needed_T), np.stack([plain_TC] * len(decision.names))
-    shown = [view.rows(some, context.reader) for view in seen]
-    outputs_VMTC = fold_adapters.predict(context, folders, shown)
-    for place, (view, outputs_MTC) in enumerate(zip(seen, outputs_VMTC, strict=True), start=1):
-        values_VTC[place, needed_T] = fitted.values(context.labels, _own(view, outputs_MTC))
-    return tta.apply(decision, context.labels, values_VTC, user_merge(context.config.tta))
+    def read(shown: Sequence[LabelledSet]) -> Iterator[Floats]:
+        for outputs_MTC in fold_adapters.predict(context, folders, shown):
+            yield fitted.values(context.labels, outputs_MTC)
+
+    return run_views.merged(context.config, context.reader, context.labels, decision, rows, plain_TC, read)
 
 
 def _own(view: RowView, outputs_MXC: Floats) -> Floats:

@@ -312,8 +312,8 @@ def _named_picture_views(name: ViewName, config: TtaConfig, example: Picture) ->
             words = ["flip"] * flips + [f"turn {90 * turns}"] * bool(turns)
             yield PictureView(" ".join(words), partial(_symmetry, turns, flips))
     elif name == "five_crops":
-        places = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
-        for place, (down, right) in {**places, "centre": (0.5, 0.5)}.items():
+        places = {"top left": (0, 0), "top right": (0, 2), "bottom left": (2, 0), "bottom right": (2, 2)}
+        for place, (down, right) in {**places, "centre": (1, 1)}.items():
             yield PictureView(f"crop {place}", partial(_crop, config.crop, down, right))
     elif name == "scales":
         for scale in config.scales:
@@ -339,11 +339,13 @@ def _symmetry(turns: int, flips: bool, picture_HW3: Picture, row: int) -> Pictur
     return augmentation.resized_to(turned, (picture_HW3.shape[0], picture_HW3.shape[1]))
 
 
-def _crop(share: float, down: float, right: float, picture_HW3: Picture, row: int) -> Picture:
-    """A crop of a share of each side at full size; `down` and `right` are its place between the edges, from 0 to 1."""
+def _crop(share: float, down: int, right: int, picture_HW3: Picture, row: int) -> Picture:
+    """A crop of a share of each side at full size; `down` and `right`: 0 at the first edge, 1 in the middle, 2 at the
+    last edge. The middle is that of ttach, also where what is left over is odd."""
     height, width = picture_HW3.shape[:2]
     crop_h, crop_w = max(1, round(height * share)), max(1, round(width * share))
-    top, left = round(down * (height - crop_h)), round(right * (width - crop_w))
+    top = (0, height // 2 - crop_h // 2, height - crop_h)[down]
+    left = (0, width // 2 - crop_w // 2, width - crop_w)[right]
     return augmentation.resized_to(picture_HW3[top : top + crop_h, left : left + crop_w], (height, width))
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from workbench.config import RunConfig
 from workbench.config.sections.classes_config import Kind
 from workbench.config.sections.distill_config import BACKBONE, DistillConfig, at
-from workbench.crossval import prediction
+from workbench.crossval import prediction, run_views
 from workbench.crossval.prediction import OUT_OF_FOLD
 from workbench.data.batching import Examples, Indices
 from workbench.data.folds.duplicates import normalised
@@ -66,7 +66,7 @@ class ClassTeacher:
     predict: Callable[[LabelledSet], Floats]
     """Outputs (N, C) of rows as it reads them; its weights are in memory meanwhile, and no longer."""
     models: Sequence[tuple[Callable[[], Classifier], int]] = ()
-    """What loads each model that answers, and how many adapters like its own answer with it."""
+    """What loads each model that answers, and how many adapters like its own, or views, answer with it."""
 
     def rows(self, labelled: LabelledSet, student: RunConfig) -> LabelledSet:
         """The rows as this teacher reads them, without their labels; raises what `require_columns` does."""
@@ -164,8 +164,9 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
             )
         exported.require_saved(run, config, "classes.json", classifier.reader_file(config))
         meant, reader = classifier.read_labels(run / "adapter"), classifier.reader_of_run(run, config)
-        load = partial(classifier.load, run, config)
-        teachers.append(ClassTeacher(str(run), meant, config, reader, partial(_predict, load), [(load, 1)]))
+        load, passes = partial(classifier.load, run, config), run_views.passes(run, config)
+        predict = partial(_told, run, config)
+        teachers.append(ClassTeacher(str(run), meant, config, reader, predict, [(load, passes)]))
     return teachers
 
 
@@ -194,6 +195,10 @@ def _members(run: Path, config: RunConfig, trust: Trust) -> list[tuple[Callable[
 def _predict(load: Callable[[], Classifier], rows: LabelledSet) -> Floats:
     model = load()
     return classification_scores.predict_outputs(model.model, model.outputs, rows)
+
+
+def _told(run: Path, config: RunConfig, rows: LabelledSet) -> Floats:
+    return run_views.outputs(run, config, classifier.load(run, config), rows)
 
 
 def _stock(source: TeacherSource, labels: Labels, config: RunConfig) -> Classifier:

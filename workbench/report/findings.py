@@ -76,6 +76,15 @@ def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
         schedule = ScheduleConfig.model_validate(record.config.get("schedule", {}))
         yield from (("warning", sentence) for sentence in schedule.about_short(steps))
 
+    # Views at test time, of a run of one adapter.
+    if (why := manifest.get("views")) and (record.config.get("tta") or {}).get("keep") is not False:
+        chose = (
+            " These rows chose it, so that their scores in views flatter a little; `plain` reads the same rows once."
+            if "plain" in record.scores
+            else ""
+        )
+        yield "plain", f"Test-time views, by the held-out rows: {why}{chose}"
+
     # A distilled student beside its teacher, and what the frozen backbone knows without any training.
     if (teacher := record.scores.get("teacher")) is not None and "after" in record.scores:
         if "accuracy" in teacher:

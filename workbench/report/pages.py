@@ -38,7 +38,10 @@ SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
     "rouge_l": ("Answer ROUGE-L", "high"),
 }
 """Title of each score on the page, and which direction is better."""
-COLUMNS = ("before", "after", "teacher", "control", "nested", "test", "teacher_test", "control_test", "refit")
+COLUMNS = (
+    *("before", "after", "plain", "teacher", "control", "nested"),
+    *("test", "plain_test", "teacher_test", "control_test", "refit"),
+)
 """Columns of the score table, where there are such scores."""
 SAMPLES = 3
 PAIRED_COLUMNS = ("run", "score", "rows", "first", "this", "change", "95 %", "p")

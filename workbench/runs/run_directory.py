@@ -39,7 +39,7 @@ FREE = (
     *("train.checkpointing", "train.offload_activations"),
 )
 """Settings that may change when a run is resumed, besides section `distributed`."""
-CHOICES = ("folds.keep", "ensemble.merge")
+CHOICES = ("folds.keep", "ensemble.merge", "tta.keep")
 """Settings of what is done with the results of training; a run that is resumed, or done, takes new ones."""
 _UNKNOWN = re.compile("unknown (method|policy|recipe|task)")
 """Message about an adapter, policy or task that a plugin may define."""

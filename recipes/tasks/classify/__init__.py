@@ -1,10 +1,11 @@
 """Task `classify`: labels of rows of text or pictures: one class, several, a number, or the better of two responses."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 from workbench.config.sections.cleaning_config import DUPLICATE_RULES
 from workbench.config.sections.run_sections import RunSections
+from workbench.config.sections.tta_config import ViewName
 from workbench.config.task_facts import TaskFacts, register
 
 
@@ -104,11 +105,12 @@ FACTS = register(
         devices=True,
         pipeline=None,
         folds=True,
+        views=get_args(ViewName),
         grows=True,
         banked=True,
         fleets=True,
         students="workbench.recipes.over.distill_classes",
-        sections=("classes", "image"),
+        sections=("classes", "image", "tta"),
         check=_check,
         serves=True,
         report="classes",

@@ -60,7 +60,8 @@ def begin(config: RunConfig, run: Run, callback: Callback, *, loader: Loader = b
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     reader, data, _ = prepare(config, choose=partial(_chosen, config, run, callback))
     note(run, data)
-    for sentence in [*([data.train.cleaning.sentence] if data.train.cleaning else ()), *leaks.told(data.rows.named())]:
+    cleaned = [data.train.cleaning.sentence] if data.train.cleaning else []
+    for sentence in [*cleaned, *leaks.told(data.rows.named()), *view_notes(config, reader, data)]:
         callback.say(sentence)
     data = data._replace(train=row_difficulty.probed(data.train, config, run, callback, reader))
     return ClassRun(config, run, callback, reader, data, loader=loader)
@@ -118,6 +119,16 @@ def _chosen(config: RunConfig, run: Run, callback: Callback, reader: RowReader, 
     cure = f"Keep more rows, or give {config.data.select.target} rows of that class."
     labelled_data.require_every_class(data.train, kept, data.labels, cure=cure)
     return data._replace(train=kept)
+
+
+def view_notes(config: RunConfig, reader: RowReader, data: ClassSplits) -> list[str]:
+    """Sentences on views at test time; refuses those that the held-out rows could not judge."""
+    if not config.tta.wanted:
+        return []
+    from workbench.crossval import run_views  # which few runs ask for
+
+    views, left_out = run_views.prepared(config, data.labels, data.held_out, reader)
+    return [*left_out, run_views.in_words(config, [view.name for view in views])]
 
 
 def note(run: Run, data: ClassSplits) -> None:
@@ -230,7 +241,12 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
 
     def score(self, model: Classifier, rows: LabelledSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
-            return Scored(*score(model, rows, scoring))
+            return Scored(*score(self.run.home, self.config, model, rows, scoring))
+
+    def decide_views(self, model: Classifier, scoring: ModelResults) -> Mapping[str, Any] | None:
+        from workbench.crossval import run_views  # which few runs ask for
+
+        return run_views.decide(self.config, self.run, self.callback, model, self.data.held_out, scoring)
 
     def predictions(
         self, model: Classifier, rows: LabelledSet, outputs: Floats, before: Mapping[str, Any]
@@ -262,10 +278,23 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         )
 
 
-def score(model: Classifier, rows: LabelledSet, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:
-    """Scores of a classifier on labelled rows, and its outputs (N, C)."""
-    outputs_NC = classification_scores.predict_outputs(model.model, model.outputs, rows, scoring=scoring)
+def score(
+    run: Path, config: RunConfig, model: Classifier, rows: LabelledSet, scoring: ModelResults | None = None
+) -> tuple[dict[str, float], Floats]:
+    """Scores of a run's classifier on labelled rows, and its outputs (N, C)."""
+    outputs_NC = outputs(run, config, model, rows, scoring)
     return classification_scores.scores_of(model.labels, outputs_NC, rows), outputs_NC
+
+
+def outputs(
+    run: Path, config: RunConfig, model: Classifier, rows: LabelledSet, scoring: ModelResults | None = None
+) -> Floats:
+    """Outputs (N, C) of rows by a run's classifier, in views where the run decided so."""
+    if not config.tta.wanted:
+        return classification_scores.predict_outputs(model.model, model.outputs, rows, scoring=scoring)
+    from workbench.crossval import run_views  # which few runs ask for
+
+    return run_views.outputs(run, config, model, rows, scoring)
 
 
 def predictions(model: Classifier, rows: LabelledSet, outputs_NC: Floats, *, labelled: bool) -> pd.DataFrame:

@@ -16,9 +16,9 @@ from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import NamedColumns, RowReader
 from workbench.data.rows import RawRow
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation import classification_scores
 from workbench.evaluation.serving.served_models import ClassModel, Turns
 from workbench.models import classifier
+from workbench.recipes.tasks.classify import class_run
 
 Row = str | dict[str, str]
 
@@ -33,10 +33,10 @@ def load(run: Path, config: RunConfig, name: str, created: int, *, queue: int) -
     """The classifier of a run by name; so many requests may wait for it."""
     model = classifier.load(run, config)
 
-    def outputs(rows: LabelledSet) -> Floats:
-        return model.labels.values(classification_scores.predict_outputs(model.model, model.outputs, rows))
+    def values(rows: LabelledSet) -> Floats:
+        return model.labels.values(class_run.outputs(run, config, model, rows))
 
-    return served(config, name, created, model.reader, model.labels, outputs, queue=queue)
+    return served(config, name, created, model.reader, model.labels, values, queue=queue)
 
 
 def served(

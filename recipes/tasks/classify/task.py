@@ -334,6 +334,7 @@ class ClassTask(Task):
                 *mixture.in_words(train, config, steps),
                 *leaks.told(data.rows.named()),
                 *notes(data.train, data.rows[1:], data.labels, config, pictures),
+                *class_run.view_notes(config, reader, data),
             ],
             pictures=pictures,
             probe=frozen_features.in_check(config, data.labels, data.train, data.held_out, reader, look),
@@ -353,14 +354,14 @@ class ClassTask(Task):
         else:
             rows = labelled_data.load(config, model.reader).held_out
         classification_scores.require_metric(model.labels, scored=rows)
-        return score(model, rows, turn.scoring)[0]
+        return score(run, config, model, rows, turn.scoring)[0]
 
     def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
         exported.require_saved(run, config, "classes.json", classifier.reader_file(config))
         rows = classifier.reader_of_run(run, config).read(source, labelled=False)
         model = classifier.load(run, config)
         encoded = labelled_data.encode(rows, model.reader, model.labels)
-        outputs_NC = classification_scores.predict_outputs(model.model, model.outputs, encoded, scoring=turn.scoring)
+        outputs_NC = class_run.outputs(run, config, model, encoded, turn.scoring)
         table = predictions(model, encoded, outputs_NC, labelled=False)
         return PredictionTable(table, rows.skipped, [record.row for record in encoded.records])
 

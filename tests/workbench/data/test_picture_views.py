@@ -9,10 +9,13 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.sections.tta_config import PICTURES, TtaConfig
 from workbench.data import tta_views
+from workbench.data.images import augmentation
 from workbench.data.tta_views import Picture, PictureView
 from workbench.errors import ConfigError
 
@@ -93,9 +96,28 @@ def test_five_crops_hold_the_corners_and_the_centre(share: float) -> None:
         assert seen[f"crop {crop}"][-corner[0], -corner[1]].min() == 255
         others = [name for name in seen if name != f"crop {crop}"]
         assert all(not seen[name].any() for name in others), "no other crop reaches into this corner"
-    start = (32 - side) // 2
+    start = 16 - side // 2
     expected = cv2.resize(PICTURE[start : start + side, start : start + side], (32, 32))
     np.testing.assert_array_equal(named({"views": ["five_crops"], "crop": share})["crop centre"], expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(height=st.integers(4, 40), width=st.integers(4, 40), share=st.sampled_from([0.3, 0.5, 0.66, 0.875]))
+def test_five_crops_are_those_of_ttach(height: int, width: int, share: float) -> None:
+    """The equations of ttach 0.0.3, also where what a crop leaves over is odd."""
+    picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    h, w = max(1, round(height * share)), max(1, round(width * share))
+    top, left = height // 2 - h // 2, width // 2 - w // 2
+    wanted = {
+        "crop top left": picture[0:h, 0:w],
+        "crop top right": picture[0:h, -w:],
+        "crop bottom left": picture[-h:, 0:w],
+        "crop bottom right": picture[-h:, -w:],
+        "crop centre": picture[top : height // 2 + h // 2 + h % 2, left : width // 2 + w // 2 + w % 2],
+    }
+    seen = named({"views": ["five_crops"], "crop": share}, picture)
+    for name, crop in wanted.items():
+        np.testing.assert_array_equal(seen[name], augmentation.resized_to(crop, (height, width)))
 
 
 def test_scales_about_the_centre() -> None:

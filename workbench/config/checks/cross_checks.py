@@ -15,6 +15,7 @@ from workbench.config.checks import (
     parallelism_checks,
     row_checks,
     step_checks,
+    view_checks,
 )
 from workbench.config.sections import metrics
 from workbench.config.sections.basic_sections import MARGIN, ModelConfig
@@ -122,6 +123,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
             "Leave it out."
         )
     yield from crossval_checks.mistakes(config) if config.crossvalidates else ()
+    yield from view_checks.mistakes(config)
 
 
 def unable(model: ModelConfig, adapter: Method) -> str | None:

@@ -97,8 +97,7 @@ def _of_one_set(data: DataConfig) -> Iterator[str]:
 
 def _of_choice(config: RunSections) -> Iterator[str]:
     """Where the rows that a fold is scored on would also choose what is scored."""
-    views = config.tta.refusal(config.classes, pictures=config.reads_pictures)
-    if reason := config.pseudo_label.refusal(config.classes.kind) or views:
+    if reason := config.pseudo_label.refusal(config.classes.kind):
         yield reason
     if config.folds.time is not None:
         later = {

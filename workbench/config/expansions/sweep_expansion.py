@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import task_facts
-from workbench.config.checks import crossval_checks, row_checks
+from workbench.config.checks import crossval_checks, row_checks, view_checks
 from workbench.config.expansions import distill_expansion, member_runs
 from workbench.config.expansions.member_runs import Run, Trial
 from workbench.config.sections.run_sections import RunSections
 from workbench.schema import Section
 
 _LABELLING = ("unlabelled", "rounds", "threshold", "agreement", "cap", "least_gain", "sure")
-_VIEWS = ("views", "copies", "noise", "least_gain")
-"""Settings of stages that folds which are runs read."""
+"""Settings of pseudo-labels that folds which are runs read."""
 MOST = 1000
 """Members of a sweep."""
 
@@ -108,7 +107,8 @@ def _plain(config: Run) -> dict[str, Any]:
 def _fold_misfits(config: RunSections) -> Iterator[tuple[str, str]]:
     """Settings of stages that need one label a row, or that would choose by the rows that a fold is scored on."""
     of, alike = f"of={config.task.name}", config.duplicates
-    read = {"pseudo_label": _LABELLING if config.task.pseudo_labels else (), "tta": _VIEWS if config.task.views else ()}
+    stages = config.task.word_stages
+    read = {"pseudo_label": _LABELLING if stages else (), "tta": type(config.tta).model_fields if stages else ()}
     for name in ("pseudo_label", "tta", "correction", "ensemble", "sweep"):
         if not read.get(name) and config.differs(name):
             yield name, f"is a stage of rows with one label each, not of {of}. Leave it out."
@@ -117,10 +117,9 @@ def _fold_misfits(config: RunSections) -> Iterator[tuple[str, str]]:
         for key in type(section).model_fields if keys else ():
             if key not in keys and section.differs(key):
                 yield f"{name}.{key}", f"is for rows with one label each. With {of} leave it out."
-    if config.task.views and (wrong := [view for view in config.tta.views if view not in config.task.views]):
-        known = ", ".join(config.task.views)
-        yield "tta.views", f"{', '.join(wrong)}: {of} needs views that keep every word. Write some of {known}."
-    if config.task.pseudo_labels and config.differs("pseudo_label"):
+    for key, _, why in (each.partition(": ") for each in view_checks.mistakes(config) if stages):
+        yield key, why
+    if stages and config.differs("pseudo_label"):
         if config.pseudo_label.unlabelled is None:
             yield "pseudo_label", "names no rows without labels. Write pseudo_label.unlabelled=FILE, or leave it out."
         if config.folds.time is not None:

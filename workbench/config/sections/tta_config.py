@@ -1,6 +1,6 @@
 """The section `tta`, test-time augmentation: other forms of a row, and how their predictions are merged.
 
-The work is in workbench/data/tta_views.py, workbench/data/tta_views.py and workbench/crossval/tta.py.
+The work is in workbench/data/tta_views.py, workbench/crossval/tta.py and workbench/crossval/run_views.py.
 """
 
 from __future__ import annotations
@@ -93,10 +93,19 @@ class TtaConfig(Section):
     uncertain: Share | None = None
     """Share of rows, the most uncertain, that are read in several views; null: all rows.
 
-    Uncertainty is entropy. Its threshold is fitted on out-of-fold rows, so the share of other rows may differ.
+    Uncertainty is entropy. Its threshold is fitted on the rows that choose, so the share of other rows may differ.
     """
     least_gain: Annotated[NonNegativeFloat, Unit("nats a row")] = 0.0
-    """Nats a row by which the merged views must lower the out-of-fold loss to be used (numbers: of their variance)."""
+    """Nats a row by which the merged views must lower the loss of held-out rows, in a cross-validation of those out of
+    fold, to be used (numbers: of their variance)."""
+    keep: bool | None = None
+    """Whether a run of one adapter uses its views; null: where its held-out rows say that they help. A run that is done
+    takes another value by --resume."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether rows may be read in several views."""
+        return bool(self.views) and self.keep is not False
 
     @field_validator("views", "templates", "scales", "rotations")
     @classmethod
@@ -113,6 +122,9 @@ class TtaConfig(Section):
     @model_validator(mode="after")
     def _used(self) -> TtaConfig:
         if not self.views:
+            given = [name for name in type(self).model_fields if self.differs(name)]
+            if given and "views" not in self.model_fields_set:  # views=[] turns off what a recipe names
+                raise ValueError(f"{', '.join(given)}: there are no views. Write views too, or leave this out.")
             return self
         noisy = any(name in NOISY for name in self.views)
         if not noisy and (self.copies != 1 or self.differs("noise")):

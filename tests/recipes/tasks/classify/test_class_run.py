@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.recipes import weather as varied
 from tests.run_files import read_losses, read_scores, trains_rows, write_lines
 from workbench import recipes
+from workbench.config.sections.distill_config import TeacherConfig
 from workbench.data.labelled import labelled_data
+from workbench.distillation import class_distillation, teacher_sources
 from workbench.errors import BackboneError, ConfigError, Stopped
 from workbench.evaluation import classification_scores
 from workbench.models import classifier
@@ -30,6 +34,7 @@ from workbench.recipes.verbs.export import export
 from workbench.recipes.verbs.generate import generate, predict
 from workbench.recipes.verbs.merge import merge
 from workbench.runs import run_directory
+from workbench.runs.trust import Trust
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -303,3 +308,56 @@ def test_eight_bits_that_depend_on_other_rows_are_refused_for_what_they_are(tmp_
     words += ["train.steps=1", "train.epochs=null"]
     with pytest.raises(BackboneError, match=r"^model\.weights=int8: .* outliers apart.*Write model\.weights=nf4"):
         workbench.run("classify/quickstart", words, out=tmp_path / "run", quiet=True)
+
+
+VIEWS = """
+def views(row): return [{"text": row["text"].replace("~", "")}]
+"""
+
+
+@pytest.mark.slow
+def test_views_that_help_held_out_rows_are_used_by_every_verb(train: Train, tmp_path: Path) -> None:
+    """Held-out and test rows have marks between the letters, which a view takes out."""
+    marked = [{**row, "text": "~".join(row["text"])} for row in varied.weather(60, seed=1)]
+    held_out, test = (write_lines(tmp_path / f"{name}.jsonl", marked) for name in ("held_out", "test"))
+    (tmp_path / "mine.py").write_text(VIEWS)
+    words = [f"data.held_out={held_out}", f"data.test={test}", "data.overlap=tell", "data.max_tokens=64"]
+    words += [f"tta={{views: [user], function: {tmp_path / 'mine.py'}, merge: max}}", "evaluate.metric=macro_f1"]
+    run = train("marked", varied.weather(90, seed=0), *words)
+    scores = read_scores(run)
+    decided = json.loads((run / "decision.json").read_text())["tta"]
+    assert decided["names"] == ["plain", "user 1"] and decided["gain"]["accepted"] and not decided["gain"]["kept"]
+    assert "Macro-F1" in decided["gain"]["score"], "the gate judges evaluate.metric"
+    for plain, views in (("plain", "after"), ("plain_test", "test")):
+        assert scores[plain]["accuracy"] + 0.2 < scores[views]["accuracy"]
+    page = (run / "report.html").read_text()
+    assert "Test rows, read once" in page and "These rows chose it" in page
+
+    assert evaluate(run, [], trust=True) == scores["test"] != scores["plain_test"]
+    with pytest.raises(ConfigError, match=r"need tta.function=.*--trust"):
+        evaluate(run, [])
+    predict(run, str(test), out=tmp_path / "p.csv", max_new_tokens=1, trust=True)
+    found, kept = pd.read_csv(tmp_path / "p.csv"), pd.read_parquet(run / "test_predictions.parquet")
+    pd.testing.assert_frame_equal(found.filter(like="p_"), kept.filter(like="p_"), rtol=1e-5)
+    config = run_directory.shipped_config(run, Trust(True))
+    served: Any = recipes.task.implementation(config).serve(run, config, "marked", 0, queue=4)
+    said = [each["label"] for each in served.classify([row["text"] for row in marked])]
+    assert said == kept["predicted"].tolist()
+
+    # Neither the adapter alone nor a stock model does what the run does; a student's teacher does.
+    for write in (merge, partial(export, to="merged")):
+        with pytest.raises(ConfigError, match=r"several views of a row.*--resume tta.keep=false"):
+            write(run, out=tmp_path / "out", trust=True)
+    labels = classifier.read_labels(run / "adapter")
+    source = teacher_sources.find(TeacherConfig(id=str(run), trust=True), config.model)
+    (teacher,) = class_distillation.class_teachers(source, config, labels)
+    rows = labelled_data.scored(config, teacher.reader, labels)
+    p_NC = labels.values(teacher.predict(teacher.rows(rows, config)))
+    np.testing.assert_allclose(p_NC, kept.filter(like="p_"), atol=1e-6)
+
+    before = (run / "adapter" / "model.safetensors").read_bytes()
+    workbench.run(run / "config.yaml", ["tta.keep=false"], out=run, resume=True, quiet=True)
+    again = read_scores(run)
+    assert again["after"] == scores["plain"] and again["test"] == scores["plain_test"] and "plain" not in again
+    assert (run / "adapter" / "model.safetensors").read_bytes() == before, "nothing was trained again"
+    assert merge(run, out=tmp_path / "merged", trust=True).agreement.same == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import workbench
 from tests.recipes.drawings import draw
 from tests.recipes.tasks.classify.test_augmented_pictures import load_config
 from tests.run_files import read_losses, read_metrics, read_scores
+from workbench.data.images import augmentation
 from workbench.data.labelled import labelled_data
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.models import classifier
@@ -83,6 +85,37 @@ def test_pictures_are_learnt_scored_and_predicted(learnt: Path, drawings: Path, 
     assert predict(run, str(fresh), out=tmp_path / "p.csv", max_new_tokens=1).rows == 12
     found = pd.read_csv(tmp_path / "p.csv")
     assert (found["predicted"] == [Path(name).parent.name for name in found["image"]]).mean() > 0.8
+
+
+def _ttach(name: str, x_B3HW: torch.Tensor) -> list[torch.Tensor]:
+    """What ttach 0.0.3 shows a model: `d4_transform`, which has the picture itself, or it and `FiveCrops` of 28."""
+    if name == "eight":
+        return [torch.rot90(x, k, (2, 3)) for x in (x_B3HW, x_B3HW.flip(3)) for k in range(4)]
+    (height, width), c = x_B3HW.shape[2:], 28
+    top, left = height // 2 - c // 2, width // 2 - c // 2
+    starts = [(0, 0), (0, width - c), (height - c, 0), (height - c, width - c), (top, left)]
+    return [x_B3HW, *(x_B3HW[:, :, y : y + c, x : x + c] for y, x in starts)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("views", ["eight", "five_crops"])
+def test_views_of_a_run_give_the_probabilities_of_ttach(train: Train, tmp_path: Path, views: str) -> None:
+    run = train(views, f"tta={{views: [{views}], keep: true}}")
+    predict(run, str(draw(tmp_path / "fresh", 12, seed=1)), out=tmp_path / "p.csv", max_new_tokens=1)
+    model = classifier.load(run, load(run / "config.yaml"))
+    rows = labelled_data.encode(model.reader.read(str(tmp_path / "fresh"), labelled=False), model.reader, model.labels)
+
+    def seen(number: int, picture_HW3: Any, row: int) -> Any:
+        x_13HW = _ttach(views, torch.from_numpy(picture_HW3.copy()).permute(2, 0, 1)[None])[number]
+        return augmentation.resized_to(x_13HW[0].permute(1, 2, 0).contiguous().numpy(), picture_HW3.shape[:2])
+
+    count = len(_ttach(views, torch.zeros(1, 3, 32, 32)))
+    shown = [replace(rows, inputs=rows.inputs.seen(partial(seen, number))) for number in range(count)]
+    with torch.no_grad():
+        logits_V = [model.outputs(each.batch(np.arange(len(rows)))).double() for each in shown]
+    wanted_NC = torch.stack(logits_V).softmax(2).mean(0).numpy()
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "p.csv").filter(like="p_"), wanted_NC, atol=1e-6)
+    assert np.abs(logits_V[0].softmax(1).numpy() - wanted_NC).max() > 1e-3
 
 
 @pytest.mark.nightly(but=["onnx"])

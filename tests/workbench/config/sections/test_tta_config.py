@@ -14,12 +14,13 @@ TWO = {"text": "{title} {body}"}
 
 
 def test_off_by_default_and_whatever_else_is_set() -> None:
-    assert TtaConfig().views == () and TtaConfig(merge="vote", copies=3).refusal(ClassesConfig()) is None
+    assert TtaConfig().views == () and TtaConfig(views=(), merge="vote", copies=3).refusal(ClassesConfig()) is None
 
 
 @pytest.mark.parametrize(
     ("values", "wanted"),
     [
+        ({"merge": "vote", "keep": True}, "merge, keep: there are no views. Write views too, or leave this out"),
         ({"views": ["lower", "lower"]}, "duplicate entry 'lower'. Name it once"),
         ({"views": ["lower"], "copies": 2}, "copies and noise are for views typos and drop_words"),
         ({"views": ["lower"], "noise": 0.2}, "copies and noise are for views typos and drop_words"),
