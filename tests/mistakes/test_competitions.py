@@ -68,7 +68,7 @@ CONFIGURED = {
         "Leave tta out",
     ),
     "views of a search": (
-        "recipe=search of=classify folds={} search.space='{train.learning_rate: {low: 1e-4, high: 1e-2}}' tta.views=[lower]",
+        "recipe=search of=classify folds={} search.space='{seed: {low: 0, high: 9}}' tta.views=[lower]",
         "tta: recipe=search compares runs",
         "recipe=classify with it",
     ),
