@@ -106,7 +106,6 @@ CASES = {
     "smoothed labels": Case(
         "regularise.label_smoothing is for losses", "Leave it out", "regularise.label_smoothing=0.1"
     ),
-    "ZeRO": Case("recipe=rerank was not tried with ZeRO", "Leave section distributed out", "distributed.zero=2"),
     "an encoder-decoder": Case("which recipe rerank does not read", "Take an encoder or a causal", "model.id=t5"),
     # Verbs.
     "evaluate: candidates": Case(

@@ -99,7 +99,6 @@ CASES = {
         "Write freeze.cache=off",
         "freeze.policy=static freeze.layers=2 freeze.cache=memory",
     ),
-    "ZeRO": Case("not tried with ZeRO", "Leave section distributed out", "distributed.zero=2"),
     "section elsewhere": Case("reward is for recipe=reward", "Leave reward out", "recipe=sft reward.centre=1"),
     "prefer's section": Case("prefer is for recipe=prefer", "Leave prefer out", "prefer.beta=0.3"),
     "classes": Case("classes is for recipe=classify", "Leave classes out", "classes.gamma=1"),

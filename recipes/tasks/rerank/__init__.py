@@ -46,7 +46,6 @@ FACTS = register(
         devices=True,
         pipeline="reads padded rows",
         folds=True,
-        sharded="was not tried with ZeRO or FSDP2. Leave section distributed out.",
         sections=("rerank",),
         check=_check,
         report="retrieval",

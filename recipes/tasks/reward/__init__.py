@@ -66,7 +66,6 @@ FACTS = register(
         averages=lambda config: config.reward.kind == "outcome",
         devices=True,
         pipeline=None,
-        sharded="was not tried with ZeRO or FSDP2. Leave section distributed out.",
         banked=True,
         sections=("reward",),
         check=_check,

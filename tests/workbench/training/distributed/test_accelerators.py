@@ -9,55 +9,91 @@ from typing import Any
 import pytest
 
 import workbench
+from tests.conftest import MINILM, cells, save_tiny
 from tests.matrix import LAYOUTS
-from tests.workbench.training.distributed import layouts
-from tests.workbench.training.distributed.test_layouts import METHODS, require_same, write_recipe
+from tests.workbench.training.distributed import layouts, test_task_layouts
+from tests.workbench.training.distributed.test_layouts import METHODS, require_same, save_model, write_recipe
+from tests.workbench.training.distributed.test_task_layouts import TASKS, words_of, write_rows
+from workbench.config import task_facts
 
 pytestmark = pytest.mark.slow
 
 WORDS = [f"adapter={METHODS['lora']}", "train.steps=3", "save.every=null"]
 SHARDED = [name for name in LAYOUTS if name != "ddp"]
+TAUGHT = [name for name in TASKS if task_facts.TASKS[name].sharded is None and name != "sft"]
+"""Tasks beside the one that meets all layouts."""
+FEW = ["ddp", "zero2", "fsdp2_3", "zero3_cpu"]
 ROOMY = 10**9
 
 
-def in_processes(folder: Path, names: list[str], limits: tuple[int, int]) -> dict[str, list[list[int]]]:
-    """Train in layouts; gives the most bytes of each pass that a process tried, and of its steps, by layout."""
-    jobs: list[Any] = [(name, [*WORDS, f"distributed={LAYOUTS[name]}"], None) for name in names]
-    layouts.in_processes(folder, jobs, "accelerator", *map(str, limits))
-    return {name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in (0, 1)] for name in names}
+def in_processes(folder: Path, jobs: dict[str, list[str]], limits: tuple[int, int]) -> dict[str, list[list[int]]]:
+    """Train in the layouts that names begin with; gives the most bytes of each pass that a process tried, and of its
+    steps, by name."""
+    laid: list[Any] = [
+        (name, [*words, f"distributed={LAYOUTS[name.split()[0]]}"], None) for name, words in jobs.items()
+    ]
+    layouts.in_processes(folder, laid, "accelerator", *map(str, limits))
+    return {name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in (0, 1)] for name in jobs}
 
 
 def batch(run: Path) -> dict[str, Any]:
     return dict(json.loads((run / "manifest.json").read_text())["batch"])
 
 
+def asked(request: pytest.FixtureRequest) -> dict[str, list[str]]:
+    """What the layouts train that this session's tests look at."""
+    tests = ("test_the_whole_batch_is_one_pass_where_it_fits", "test_all_take_what_fits_in_the_one_with_least_memory")
+    names = {cell["layout"] for test in tests for cell in cells(request, test)}
+    return {name: WORDS for name in LAYOUTS if name in names}
+
+
 @pytest.fixture(scope="module")
-def roomy(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
-    """Runs of all layouts where everything fits, and of one process, by their names; `held.json`: `in_processes`."""
+def roomy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
+    """Runs of layouts where everything fits, and of one process, by their names; `held.json`: `in_processes`."""
     folder = tmp_path_factory.mktemp("roomy")
     write_recipe(folder, Path(short_stories))
     workbench.run(str(folder / "recipe.yaml"), WORDS, out=folder / "alone", quiet=True)
-    (folder / "held.json").write_text(json.dumps(in_processes(folder, list(LAYOUTS), (ROOMY, ROOMY))))
+    (folder / "held.json").write_text(json.dumps(in_processes(folder, asked(request), (ROOMY, ROOMY))))
     return folder
 
 
 @pytest.fixture(scope="module")
-def tight(roomy: Path, tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
+def tight(
+    request: pytest.FixtureRequest, roomy: Path, tmp_path_factory: pytest.TempPathFactory, short_stories: str
+) -> Path:
     """The same where the largest passes do not fit in the second process."""
     folder = tmp_path_factory.mktemp("tight")
     write_recipe(folder, Path(short_stories))
     held = json.loads((roomy / "held.json").read_text())
-    limit = int(0.8 * min(max(held[name][1][:-1]) for name in SHARDED))
-    (folder / "held.json").write_text(json.dumps([limit, in_processes(folder, list(LAYOUTS), (ROOMY, limit))]))
+    limit = int(0.8 * min(max(each[1][:-1]) for name, each in held.items() if name in SHARDED))
+    (folder / "held.json").write_text(json.dumps([limit, in_processes(folder, asked(request), (ROOMY, limit))]))
     return folder
 
 
+@pytest.fixture(scope="module")
+def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+    """Runs of tasks in layouts, and of one process, by their names."""
+    folder = tmp_path_factory.mktemp("taught")
+    save_model(folder / "model", stories, "qwen3", num_key_value_heads=2, head_dim=8)
+    save_tiny(folder / "tensor encoder", "EuroBert", "MaskedLM", MINILM, mask_token_id=103)
+    write_recipe(folder, folder / "model")
+    write_rows(folder)
+    pairs = [(cell["layout"], cell["task"]) for cell in cells(request, "test_a_task_needs_no_further_setting")]
+    words = {task: [*WORDS, "data.held_out=0.2", *words_of(folder, task, "tensor")] for _, task in pairs}
+    for task, own in words.items():
+        workbench.run(str(folder / "recipe.yaml"), own, out=folder / f"{task} alone", quiet=True)
+    in_processes(folder, {f"{layout} {task}": words[task] for layout, task in pairs}, (ROOMY, ROOMY))
+    return folder
+
+
+@pytest.mark.nightly(but=FEW)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_whole_batch_is_one_pass_where_it_fits(roomy: Path, layout: str) -> None:
     assert batch(roomy / layout)["tokens_per_device"] == batch(roomy / "alone")["tokens_per_device"]
     require_same(roomy / layout, roomy / "alone")
 
 
+@pytest.mark.nightly(but=FEW)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_take_what_fits_in_the_one_with_least_memory(tight: Path, roomy: Path, layout: str) -> None:
     whole, found = batch(roomy / "alone")["tokens_per_device"], batch(tight / layout)
@@ -65,3 +101,12 @@ def test_all_take_what_fits_in_the_one_with_least_memory(tight: Path, roomy: Pat
     limit, held = json.loads((tight / "held.json").read_text())
     assert all(each <= limit for each in held[layout][1])
     require_same(tight / layout, roomy / "alone")
+
+
+@pytest.mark.nightly(but="each value once")
+@pytest.mark.parametrize("layout", ["fsdp2_3", "zero2", "zero3"])
+@pytest.mark.parametrize("task", TAUGHT)
+def test_a_task_needs_no_further_setting(taught: Path, task: str, layout: str) -> None:
+    test_task_layouts.require_same(taught / f"{layout} {task}", taught / f"{task} alone")
+    tokens = [batch(taught / name)["tokens_per_device"] for name in (f"{layout} {task}", f"{task} alone")]
+    assert tokens[0] == tokens[1], "the whole batch is one pass"

@@ -122,7 +122,7 @@ def require_same(run: Path, alone: Path) -> None:
         assert lines(run, name) == pytest.approx(lines(alone, name), rel=1e-5), name
     scores, wanted = (json.loads((each / "scores.json").read_text()) for each in (run, alone))
     for when in ("before", "after"):
-        assert scores[when] == {name: pytest.approx(value, abs=1e-4) for name, value in wanted[when].items()}
+        assert scores[when] == {name: pytest.approx(value, abs=1e-4, rel=1e-5) for name, value in wanted[when].items()}
 
 
 def test_every_task_that_several_devices_train_is_run_or_says_why_not() -> None:
