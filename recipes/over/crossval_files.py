@@ -110,7 +110,6 @@ def decided(
         "members": context.names,
         "temperature": fitted.temperature,
         "how": fitted.how,
-        "weights": None if fitted.weights_M is None else fitted.weights_M.tolist(),
         "tta": decision.facts if decision is not None and decision.accepted else None,
         "correction": None if corrected is None else corrected.correction.facts,
     }

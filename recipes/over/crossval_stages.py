@@ -222,11 +222,9 @@ class CrossvalContext:
         wanted = self.fold_context.config.ensemble.merge
         for how in ensembles.candidates(wanted, self.known):
             tried = Combiner(combiner.calibrate, how)
-            weights_M = self.fitted(tried, round_outputs).weights_M
-            facts = {} if weights_M is None else {"weights": dict(zip(self.names, weights_M.tolist(), strict=True))}
             predictions = self.predictions(tried, round_outputs)
             name, keep = f"ensemble {how}", f"ensemble.merge={how}"
-            if self.log.offer(name, f"Ensemble, {how}", predictions, facts, forced=how == wanted, how=keep):
+            if self.log.offer(name, f"Ensemble, {how}", predictions, {}, forced=how == wanted, how=keep):
                 combiner = tried
         return combiner
 

@@ -116,7 +116,7 @@ def case(rows_ND: Floats, class_N: np.ndarray, make: Any, rows: int, seed: int) 
     gained = gains.gain(labels, before_NC, after_NC, known.targets_NC).accepted
     unseen_MUC, test_MTC = unseen_MUC[once], test_MTC[once]
     falls = gains.gain(labels, before_NC, after_NC, known.targets_NC, sure=0.0).accepted
-    unseen_UC, test_TC = (FittedCombination(1, "mean", None).values(labels, each) for each in (unseen_MUC, test_MTC))
+    unseen_UC, test_TC = (FittedCombination(1, "mean").values(labels, each) for each in (unseen_MUC, test_MTC))
     sure = ensembles.matched_temperature(labels, unseen_UC, unseen_MUC, single)
     true_TC = hot_NC[class_N[test]]
     best = ensembles.temperature(labels, classification_scores.outputs_of_values(labels, test_TC), true_TC)

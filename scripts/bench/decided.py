@@ -168,7 +168,7 @@ class Case:
         """What is shipped (T, C) without a temperature, with that of before, and with that of now where it is kept."""
         every_N = np.ones(len(self.train), dtype=bool)
         single = Combiner(True, "mean").single_temperature(self.known, self.oof_MNC, every_N)
-        plain = FittedCombination(1.0, "mean", None)
+        plain = FittedCombination(1.0, "mean")
         return {
             "none": plain.values(self.labels, self.test_MTC),
             "before": plain.values(self.labels, self.test_MTC / single),

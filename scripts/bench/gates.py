@@ -52,16 +52,6 @@ def judged_by_metric(chance: Chance, rows: int, sharp: float) -> gains.Gain:
     return gains.gain(replace(CLASSES, metric=metrics.choice("macro_f1", None)), a_NC, b_NC, hot_NC)
 
 
-def combination(chance: Chance, rows: int, sharp: float) -> gains.Gain:
-    """Greedy weights of four members that are alike, against their mean."""
-    logits_NC, hot_NC = labelled(chance, rows, sharp)
-    outputs_MNC = logits_NC + sharp / 2 * chance.normal(size=(4, *logits_NC.shape))
-    known = OutOfFold(CLASSES, hot_NC, np.ones((4, rows), dtype=bool), np.arange(rows) % ensembles.PARTS)
-    mean_NC = Combiner(False, "mean").out_of_fold(known, outputs_MNC)
-    greedy_NC = Combiner(False, "greedy").out_of_fold(known, outputs_MNC)
-    return gains.gain(CLASSES, mean_NC, greedy_NC, hot_NC)
-
-
 def views(chance: Chance, rows: int, sharp: float) -> gains.Gain:
     """The mean of two views of the less certain half that say what the row says, but for noise, with a temperature."""
     logits_NC, hot_NC = labelled(chance, rows, sharp)
@@ -133,7 +123,6 @@ def calibration(chance: Chance, rows: int, sharp: float) -> gains.Gain:
 GATES: dict[str, Callable[[Chance, int, float], gains.Gain]] = {
     "retrained": retrained,
     "judged_by_metric": judged_by_metric,
-    "combination": combination,
     "views": views,
     "correction": correction,
     "consensus": consensus,

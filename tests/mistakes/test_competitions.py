@@ -83,6 +83,7 @@ CONFIGURED = {
         "Leave tta out",
     ),
     # Ensembles, pseudo-labels and corrections.
+    "greedy weights are a blend's": ("ensemble.merge=greedy", "ensemble.merge: expected 'auto'", "found 'greedy'"),
     "no such combination": ("ensemble.merge=median", "ensemble.merge: expected 'auto'", "found 'median'"),
     "a calibration, perhaps": ("ensemble.calibrate=maybe", "ensemble.calibrate", "true or false"),
     "too sure": ("pseudo_label.threshold=1.5", "pseudo_label.threshold", "less than or equal to 1"),

@@ -27,7 +27,7 @@ from workbench.evaluation import chosen_metric, classification_scores
 from workbench.evaluation.classification_scores import OneHot, logits
 
 Merging: TypeAlias = Literal["mean", "geometric", "rank", "max"]
-Combining: TypeAlias = Literal["mean", "geometric", "rank", "greedy"]
+Combining: TypeAlias = Literal["mean", "geometric", "rank"]
 Mask: TypeAlias = NDArray[np.bool_]
 Fitted = TypeVar("Fitted")
 
@@ -104,9 +104,7 @@ def binary(labels: Labels, values_MNC: Floats, targets_NC: OneHot) -> tuple[Floa
     )
 
 
-def greedy(
-    labels: Labels, values_MNC: Floats, targets_NC: OneHot, *, present_MN: Mask | None = None, rounds: int = 50
-) -> Floats:
+def greedy(labels: Labels, values_MNC: Floats, targets_NC: OneHot, *, rounds: int = 50) -> Floats:
     """Weights of a mean, of sum 1: each round adds once more the member that lowers the `cost` most.
 
     It starts with every member in once and returns the best weights on its way, so that on these rows they are never
@@ -117,29 +115,19 @@ def greedy(
         labels: Their kind.
         values_MNC: Probabilities, or numbers in their unit.
         targets_NC: What Labels.targets gives.
-        present_MN: Which members predict which row; by default all of them every row.
         rounds: Members that join, at most.
     """
-    members = len(values_MNC)
-    even_M = np.full(members, 1 / members)
-    heard_MN = np.ones(values_MNC.shape[:2], dtype=bool) if present_MN is None else present_MN
-    if (heard_MN.sum(0) == 1).all():
-        return even_M  # every row has one voice, so that no row tells members apart
     values_MNO, targets_NO = binary(labels, values_MNC, targets_NC)
-    voices_MNO = np.where(heard_MN[:, :, None], values_MNO, 0.0)
-    sum_NO, heard_N, times_M = voices_MNO.sum(0), heard_MN.sum(0).astype(np.float64), np.ones(members)
-
-    def loss(sum_NO: Floats, heard_N: Floats) -> float:
-        return cost(labels, sum_NO / heard_N[:, None], targets_NO)
-
-    lowest, best_M = loss(sum_NO, heard_N), even_M
+    sum_NO, times_M = values_MNO.sum(0), np.ones(len(values_MNC))
+    best_M: Floats = times_M / times_M.sum()
+    lowest = cost(labels, sum_NO / times_M.sum(), targets_NO)
     for _ in range(rounds):
-        losses = [loss(sum_NO + voices_MNO[m], heard_N + heard_MN[m]) for m in range(members)]
-        chosen = int(np.argmin(losses))
-        sum_NO, heard_N = sum_NO + voices_MNO[chosen], heard_N + heard_MN[chosen]
+        costs = [cost(labels, (sum_NO + own_NO) / (times_M.sum() + 1), targets_NO) for own_NO in values_MNO]
+        chosen = int(np.argmin(costs))
+        sum_NO = sum_NO + values_MNO[chosen]
         times_M[chosen] += 1
-        if losses[chosen] < lowest:
-            lowest, best_M = losses[chosen], times_M / times_M.sum()
+        if costs[chosen] < lowest:
+            lowest, best_M = costs[chosen], times_M / times_M.sum()
     return best_M
 
 
@@ -256,13 +244,11 @@ class FittedCombination(NamedTuple):
     temperature: float
     """Of the merged values: each member's own one would leave their mean too unsure."""
     how: Combining
-    weights_M: Floats | None
 
     def values(self, labels: Labels, outputs_MXC: Floats, present_MX: Mask | None = None) -> Floats:
         """One prediction (X, C) of outputs."""
         values_MXC = np.stack([labels.values(outputs_XC) for outputs_XC in outputs_MXC])
-        how = "mean" if self.how == "greedy" else self.how
-        merged_XC = merge(labels.kind, values_MXC, how, weights_M=self.weights_M, present_MN=present_MX)
+        merged_XC = merge(labels.kind, values_MXC, self.how, present_MN=present_MX)
         return tempered(labels, merged_XC, self.temperature)
 
 
@@ -281,7 +267,7 @@ class Combiner:
         *,
         unseen_MUC: Floats | None = None,
     ) -> FittedCombination:
-        """Temperature and weights, from the rows of the mask, or from all.
+        """A temperature, from the rows of the mask, or from all.
 
         Args:
             unseen_MUC: Outputs for rows that no adapter trained on, for a temperature of all adapters together.
@@ -290,11 +276,8 @@ class Combiner:
         """
         mask_N = np.ones(len(known.targets_NC), dtype=bool) if mask_N is None else mask_N
         present_MX, outputs_MXC = known.present_MN[:, mask_N], outputs_MNC[:, mask_N]
-        labels, targets_XC, weights_M = known.labels, known.targets_NC[mask_N], None
-        if self.how == "greedy":
-            values_MXC = np.stack([labels.values(outputs_XC) for outputs_XC in outputs_MXC])
-            weights_M = greedy(labels, values_MXC, targets_XC, present_MN=present_MX)
-        plain = FittedCombination(1.0, self.how, weights_M)
+        labels, targets_XC = known.labels, known.targets_NC[mask_N]
+        plain = FittedCombination(1.0, self.how)
         if not self.calibrate:
             return plain
         if unseen_MUC is None:
@@ -325,11 +308,9 @@ class Combiner:
         )
 
 
-def candidates(
-    wanted: Literal["auto", "mean", "geometric", "rank", "greedy"], known: OutOfFold
-) -> tuple[Combining, ...]:
+def candidates(wanted: Literal["auto", "mean", "geometric", "rank"], known: OutOfFold) -> tuple[Combining, ...]:
     """Alternatives to the mean; none where no row has two predictions, so that out-of-fold rows could not tell."""
     if wanted != "auto":
         return () if wanted == "mean" else (wanted,)
     several = bool((known.present_MN.sum(0) > 1).any())
-    return ("geometric", "greedy") if several and known.labels.kind != "number" else ()
+    return ("geometric",) if several and known.labels.kind != "number" else ()

@@ -73,8 +73,7 @@ def decided(run: Path, context: FoldContext, rows: LabelledSet) -> Floats:
     known = files.read_json(run / "decision.json")
     if "parts" in known:
         return _blended(run, context, rows, known)
-    weights_M = None if known["weights"] is None else np.asarray(known["weights"])
-    fitted = FittedCombination(known["temperature"], known["how"], weights_M)
+    fitted = FittedCombination(known["temperature"], known["how"])
     folders = adapter_folders(run)
     (outputs_MTC,) = fold_adapters.predict(context, folders, [rows])
     values_TC = fitted.values(context.labels, outputs_MTC)

@@ -124,9 +124,10 @@ class FoldsConfig(Section):
 class EnsembleConfig(Section):
     """How the adapters of the folds answer together."""
 
-    merge: Literal["auto", "mean", "geometric", "rank", "greedy"] = "auto"
-    """How the adapters' probabilities are combined. `auto`: the mean, or the geometric mean or greedily chosen weights
-    where they are better on out-of-fold rows, which needs folds.seeds or folds.repeats above 1 to tell."""
+    merge: Literal["auto", "mean", "geometric", "rank"] = "auto"
+    """How the adapters' probabilities are combined. `auto`: the mean, or the geometric mean where it is
+    better on out-of-fold rows, which needs folds.seeds or folds.repeats above 1 to tell. Weights of several runs:
+    `workbench blend`."""
     calibrate: bool = True
     """Give probabilities a temperature that is fitted on out-of-fold rows, and for all adapters together on unlabelled
     rows, or on test rows without their labels. Kept where the out-of-fold loss falls."""

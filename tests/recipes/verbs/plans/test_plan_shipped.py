@@ -21,7 +21,14 @@ MARKS = {
     "crossval/combo": pytest.mark.slow,
     "reinforce/quickstart": pytest.mark.nightly,
     **dict.fromkeys(
-        ("crossval/quickstart", "crossval/pictures", "prefer/quickstart", "rerank/quickstart", "reward/quickstart"),
+        (
+            "crossval/quickstart",
+            "crossval/pictures",
+            "crossval/tabular-text",
+            "prefer/quickstart",
+            "rerank/quickstart",
+            "reward/quickstart",
+        ),
         pytest.mark.nightly,
     ),
     **dict.fromkeys(
