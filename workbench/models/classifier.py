@@ -276,7 +276,7 @@ def classification_model(model: nn.Module, backbone: PreTrainedModel, reader: Ro
     model.eval()
     try:
         with torch.no_grad():
-            own, head = _own_outputs(model, backbone, short)
+            own, head, size = _own_outputs(model, backbone, short)
             classifier = Classifier(model, backbone, reader, labels, head)
             alone, among = (
                 classifier.outputs(short.to(backbone.device)),
@@ -287,7 +287,7 @@ def classification_model(model: nn.Module, backbone: PreTrainedModel, reader: Ro
     finally:
         model.train(training)
     for other, what in ((own, "is not that of the last token"), (among, "depends on the rows beside it")):
-        if not torch.allclose(alone, other, rtol=5e-2, atol=5e-2 * float(alone.abs().max())):
+        if not torch.allclose(alone, other, rtol=5e-2, atol=5e-2 * size):
             name = type(backbone).__name__
             if any(each.dtype == torch.int8 for each in backbone.parameters()):
                 raise BackboneError(
@@ -366,16 +366,24 @@ def read_labels(folder: Path) -> Labels:
         raise FileError(f"{folder}/classes.json: damaged ({error}). Restore it, or train again.") from None
 
 
-def _own_outputs(model: nn.Module, backbone: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor, str | None]:
-    """The model's own outputs for one row, and the name of its head where that gives outputs for each token."""
+def _own_outputs(model: nn.Module, backbone: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor, str | None, float]:
+    """The model's own outputs for one row, the name of its head where that gives outputs for each token, and how large
+    an output may be: products of a head may sum to almost nothing, and are rounded for all that."""
     caught: dict[str, tuple[int, ...]] = {}
+    sizes: list[tuple[int, float]] = []
 
     def catch(name: str, _: nn.Module, __: object, output: object) -> None:
         if isinstance(output, Tensor):
             caught[name] = tuple(output.shape)
 
+    def measure(layer: nn.Linear, inputs: tuple[Tensor, ...], _: object) -> None:
+        squares = inputs[0].float().square() @ layer.weight.float().square().T
+        sizes.append((layer.out_features, float(squares.max().sqrt())))
+
     heads = anatomy.fresh_heads(backbone)
     handles = [backbone.get_submodule(name).register_forward_hook(partial(catch, name)) for name in heads]
+    layers = (layer for name in heads for layer in backbone.get_submodule(name).modules())
+    handles += [layer.register_forward_hook(measure) for layer in layers if isinstance(layer, nn.Linear)]
     try:
         own: Tensor = model(**batch.to(backbone.device).inputs).logits
     finally:
@@ -383,7 +391,8 @@ def _own_outputs(model: nn.Module, backbone: PreTrainedModel, batch: MicroBatch)
             handle.remove()
     outputs = own.shape[-1]
     by_token = [name for name, shape in caught.items() if len(shape) == 3 and shape[-1] == outputs]
-    return own, by_token[-1] if by_token else None
+    largest = max([float(own.abs().max()), *(size for width, size in sizes if width == outputs)])
+    return own, by_token[-1] if by_token else None, largest
 
 
 def _batch(rows: list[list[int]]) -> MicroBatch:

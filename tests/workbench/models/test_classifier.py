@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,12 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from tests.conftest import MINILM, tiny
 from workbench.config import ModelConfig, model_heads
 from workbench.data.batching import MicroBatch
+from workbench.data.labelled.labels import Labels
 from workbench.data.packing import PACKED
+from workbench.errors import BackboneError
 from workbench.models import attention_backend, backbones, classifier
 from workbench.planning.counters import Operations
+from workbench.recipes.load import load
 
 ENCODERS = ("Bert", "Roberta", "Electra", "DebertaV2", "MPNet")
 WIDE = ("DistilBert", "ModernBert", "Albert")
@@ -114,3 +119,24 @@ def test_packed_rows_have_the_outputs_and_gradients_of_padded_ones(wide: bool) -
     for name, each in model.named_parameters():
         if name in grads and "position_embeddings" not in name:
             torch.testing.assert_close(each.grad, grads[name], msg=name)
+
+
+@pytest.mark.parametrize("rounding", [True, False])
+def test_rounding_of_a_number_near_0_is_no_dependence_on_other_rows(rounding: bool) -> None:
+    """Products that sum to nothing are rounded as all are. As small a change that is no rounding is refused."""
+    config = load("classify/quickstart", ["model.weights=bfloat16"])
+    reader, labels = classifier.reader_of_backbone(config), Labels("number", ("value",))
+    model: Any = backbones.load(config.model, reader.tokenizer, task=classifier.task(labels, seed=0)).model
+    weight_D = model.score.weight[0]
+    signs_D = torch.randn(len(weight_D), generator=torch.manual_seed(5)).sign() if rounding else weight_D.sign()
+    seen: list[Tensor] = []
+
+    def beside(_: object, __: object, hidden_BLD: Tensor) -> Tensor:
+        if not seen:
+            seen.append(hidden_BLD[0, -1])
+            weight_D.sub_(seen[0] * (weight_D @ seen[0]) / seen[0].square().sum())
+        return hidden_BLD + (len(hidden_BLD) > 1) * 2**-6 * hidden_BLD.abs() * signs_D
+
+    model.model.norm.register_forward_hook(beside)
+    with nullcontext() if rounding else pytest.raises(BackboneError, match="depends on the rows beside it"):
+        classifier.classification_model(model, model, reader, labels)
