@@ -17,16 +17,14 @@ from safetensors import numpy as safetensors
 from workbench.config import RunConfig
 from workbench.config.sections.pseudo_label_config import PseudoLabelConfig
 from workbench.crossval.pseudo_labels import ROUNDING
-from workbench.crossval.stages import JudgedLabels, Predictions, StageLog
+from workbench.crossval.stages import Predictions, StageLog
 from workbench.data.batching import Floats, Indices
-from workbench.data.folds import held_fold
-from workbench.data.folds.held_fold import FoldRow
-from workbench.data.labelled.labels import Labels
 from workbench.errors import DataError
 from workbench.evaluation.forward_passes import stored_results
 from workbench.recipes.over import sweep
 from workbench.recipes.over.sweep import SweepMember
 from workbench.recipes.over.sweep_tasks import SweepTask, Trials
+from workbench.recipes.single import word_run
 from workbench.recipes.single.single_run import SingleRun
 from workbench.recipes.single.word_run import WordRun
 from workbench.runs import files, provenance
@@ -71,7 +69,7 @@ def prepare(config: RunConfig, first: SingleRun[Any, Any]) -> Any:
     rows = first.unlabelled(source)
     provenance.note_data(first.run, {"unlabelled": rows.facts()})
     known = [text for each in first.rows.values() for text in first.texts(each)]
-    _, starts = np.unique(_groups(first, [*known, *first.texts(rows)]), return_index=True)
+    _, starts = np.unique(word_run.groups(first, [*known, *first.texts(rows)]), return_index=True)
     new = np.sort(starts[starts >= len(known)]) - len(known)
     if not len(new):
         raise DataError(f"{source}: every row is a near-duplicate of one with labels. Give other rows.")
@@ -105,7 +103,8 @@ def decide(
         return pooled(tables)
 
     rounds = options.rounds if unlabelled is not None else 0
-    log = StageLog(run, _words(members, counts, scores), callback, rounds + bool(config.tta.views), config.folds.keep)
+    words = word_run.judged(members, scores)
+    log = StageLog(run, words, callback, rounds + bool(config.tta.views), config.folds.keep)
     log.begin("supervised", "Adapters of the folds", _predictions(_held_out(members)))
     for number in range(1, rounds + 1):
         name, title = f"pseudo_label {number}", f"Pseudo-labels, round {number}"
@@ -119,15 +118,14 @@ def decide(
         if not log.offer(name, title, found, facts, least=options.least_gain, sure=options.sure):
             break
         members = retrained
-    outputs = None
+    outputs, facts = None, word_run.view_facts(config.tta)
     if config.tta.views:
         held = [each.rows["held_out"] for each in members]
         views = [[rows, *start[0].in_views(rows, config.tta)] for rows in held]
         merged = [_asked(each, "in_views", own) for each, own in zip(members, views, strict=True)]
-        facts = {"views": list(config.tta.views), "copies": config.tta.copies}
         if log.offer("tta", "Test-time views", _predictions(merged), facts, least=config.tta.least_gain):
             outputs = merged
-    kept = {"folds": [each.run.path.name for each in members], "views": outputs is not None}
+    kept = {"folds": [each.run.path.name for each in members], "tta": facts if outputs is not None else None}
     files.write_json(run.path / "decision.json", kept)
     return Kept(members, outputs, log)
 
@@ -223,23 +221,6 @@ def _asked(member: Member, name: str, views: Sequence[Any]) -> list[Floats]:
         scoring.store.clear()
     kept = safetensors.load(path.read_bytes())
     return np.split(kept["p_NC"], kept["ends_R"][:-1])
-
-
-def _words(
-    members: Sequence[Member], counts: Sequence[int], scores: Callable[[Floats], dict[str, float]]
-) -> JudgedLabels:
-    """The held-out words of all members."""
-    labels = Labels("one", members[0].classes)
-    label_N = np.concatenate([own for each in members for own in each.labels(each.rows["held_out"])])
-    texts = [text for each in members for text in each.texts(each.rows["held_out"])]
-    cluster_R = np.unique(_groups(members[0], texts), return_inverse=True)[1]
-    targets_NC = np.eye(len(labels.names), dtype=np.float32)[label_N]
-    return JudgedLabels(labels, targets_NC, np.repeat(cluster_R, counts), scores)
-
-
-def _groups(member: Member, texts: Sequence[str]) -> list[str]:
-    """Group of each text; near-duplicates share one, as in folds."""
-    return held_fold.groups([FoldRow(text, text, text) for text in texts], near=member.config.data.fold.near)
 
 
 def _predictions(p_MRSC: Sequence[Sequence[Floats]]) -> Predictions:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
 from workbench.config.sections.distill_config import STUDENT, at
@@ -46,6 +47,8 @@ class TagTeacher(NamedTuple):
     load: Callable[[], Tagger]
     max_tokens: int
     """Longest row that it reads."""
+    as_read: Callable[[TaggedSet, PreTrainedTokenizerBase], Sequence[TaggedSet]] = lambda rows, tokenizer: [rows]
+    """The rows as it reads them, several times where it decided to."""
 
     def rows(self, tagger: Tagger, rows: Sequence[TaggedRow]) -> TaggedSet:
         """Rows as this teacher, loaded, reads them."""
@@ -157,7 +160,9 @@ def find(source: TeacherSource, config: RunConfig, tags: TagSet) -> list[TagTeac
             raise ConfigError(f"{name}: a run of recipe {own.recipe} says nothing of tags. Write one of recipe tag.")
         exported.require_saved(run, own, tagged_rows.TAGS)
         names = TagSet.read(run / "adapter").names
-        teachers.append(TagTeacher(names, partial(tagging.load, run, own), own.data.max_tokens))
+        teachers.append(
+            TagTeacher(names, partial(tagging.load, run, own), own.data.max_tokens, partial(tagging.as_read, run, own))
+        )
     if not teachers:
         hub: Any = source.hub_config()
         if not any(each.endswith("ForTokenClassification") for each in hub.architectures or ()):
@@ -191,7 +196,7 @@ def asked(teachers: Sequence[TagTeacher], tags: TagSet, sets: Mapping[str, Tagge
     for teacher in teachers:
         tagger, order = teacher.load(), [teacher.tags.index(name) for name in tags.names]
         read = teacher.rows(tagger, rows)
-        pairs = zip(read.encoded, tagger.probabilities(read), strict=True)
+        pairs = zip(read.encoded, tagger.merged(teacher.as_read(read, tagger.tokenizer)), strict=True)
         every.append(
             [
                 WordsSaid(tagged_rows.word_probabilities(encoded, p_SC[:, order], tags), encoded.position_W >= 0)

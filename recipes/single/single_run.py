@@ -24,7 +24,7 @@ from workbench.evaluation.forward_passes import ModelResults, stored_results
 from workbench.evaluation.generation import AnswerSamples
 from workbench.models import backbones, model_sizes
 from workbench.models.backbones import Backbone, Loader
-from workbench.runs import deadline, evaluation_request, files
+from workbench.runs import deadline, evaluation_request, files, run_directory
 from workbench.runs.run_directory import Run
 from workbench.training import kernels
 from workbench.training.callbacks import Callback
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 SAMPLE_TOKENS = 1024
 """Padded tokens of held-out rows that tell how long scoring takes, where nothing was scored before training."""
-DECISION = "decision.json"
 PLAIN = {"after": "plain", "test": "plain_test"}
 """Names in scores.json of what rows that are read once score, beside those that are read in views."""
 Scores = dict[str, Any]
@@ -223,7 +222,7 @@ class SingleRun(ABC, Generic[M, R]):
             return {}
         before = files.read_json(run.path / "before.json")
         scores = {"before": before["scores"]} | {name: each.scores for name, each in scored.items()} | dict(more or {})
-        if files.read_json(run.path / DECISION).get("tta") is not None:
+        if run_directory.reads_views(run.path, self.config):
             scores |= {PLAIN[name]: each.scores for name, each in plain.items()}
         scores |= self.beside(scored["after"].outputs)
         if self.measured is not None and not self.placement.cuts_weights and not run.deadline.limited:
@@ -242,7 +241,7 @@ class SingleRun(ABC, Generic[M, R]):
     def _write_decision(self, views: Mapping[str, Any] | None) -> None:
         """Write how the shipped model reads rows in views (`decide_views`), for all processes that score."""
         if self.run.ranks.first:
-            files.write_json(self.run.path / DECISION, {"tta": views})
+            files.write_json(self.run.path / "decision.json", {"tta": views})
         if self.placement.cuts_weights:
             self.run.ranks.wait()
 

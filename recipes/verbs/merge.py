@@ -114,7 +114,7 @@ def require_one_model(run: Path, config: RunConfig) -> None:
 
 def require_read_once(run: Path, config: RunConfig) -> None:
     """Raise ConfigError where a run of one adapter answers by several views of a row."""
-    if config.over is None and config.tta.wanted and files.read_json(run / "decision.json").get("tta") is not None:
+    if config.over is None and run_directory.reads_views(run, config):
         raise ConfigError(
             f"{run}: it answers by several views of a row (tta), which its adapter alone does not. Let it read rows "
             f"once, without training again, by `{finish(run)} tta.keep=false`, or name it as distill.teacher.id, and "

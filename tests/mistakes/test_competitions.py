@@ -79,7 +79,7 @@ CONFIGURED = {
     ),
     "views of answers": (
         "recipe=sft classes={} folds={} duplicates={} tta.views=[lower]",
-        "tta is for recipe=classify|crossval",
+        "tta is for recipe=classify",
         "Leave tta out",
     ),
     # Ensembles, pseudo-labels and corrections.

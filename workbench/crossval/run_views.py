@@ -16,8 +16,10 @@ import numpy as np
 from workbench.config import RunConfig
 from workbench.crossval import tta
 from workbench.crossval.ensembles import PARTS
+from workbench.crossval.gains import Gain
 from workbench.crossval.tta import TtaDecision
 from workbench.data import tta_views
+from workbench.data.folds.duplicates import Ints
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import RecordSource, RowReader
@@ -26,22 +28,15 @@ from workbench.errors import DataError
 from workbench.evaluation import classification_scores
 from workbench.evaluation.forward_passes import ModelResults
 from workbench.models.classifier import Classifier
-from workbench.runs import files
+from workbench.runs import files, run_directory
 from workbench.runs.resume_command import resume_command
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 
-FILE = "decision.json"
-
-
-def used(run: Path, config: RunConfig) -> bool:
-    """Whether the run of one adapter at `run` answers in several views."""
-    return config.over is None and config.tta.wanted and files.read_json(run / FILE).get("tta") is not None
-
 
 def passes(run: Path, config: RunConfig) -> int:
     """Forward passes that the run of one adapter at `run` takes for a row, rounded up."""
-    return math.ceil(TtaDecision.from_facts(files.read_json(run / FILE)["tta"]).passes) if used(run, config) else 1
+    return math.ceil(_decision(run).passes) if run_directory.reads_views(run, config) else 1
 
 
 def prepared(
@@ -54,11 +49,7 @@ def prepared(
         DataError: No view changes any row, or the rows are too few to judge by.
     """
     views = tta_views.row_views(config, labels, rows)
-    if clusters(rows, reader).max() == 0:
-        raise DataError(
-            f"{rows.source}: {len(rows)} held-out row(s), all alike, cannot say whether tta.views help. Give others as "
-            "data.held_out, or leave tta out."
-        )
+    require_witnesses(rows.source, clusters(rows, reader))
     kept, left_out = tta_views.useful_views(views, rows, reader)
     if (merge := tta_views.user_merge(config.tta)) is not None:
         tta.try_merge(labels, 1 + len(kept), merge)
@@ -71,10 +62,19 @@ def in_words(config: RunConfig, names: Sequence[str]) -> str:
     return f"Test-time views, used {when}: {', '.join(names)}."
 
 
-def clusters(rows: LabelledSet, reader: RowReader) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def require_witnesses(source: str, cluster_N: Ints) -> None:
+    """Raise DataError where all held-out rows are near-duplicates, of the cluster 0."""
+    if cluster_N.max() == 0:
+        raise DataError(
+            f"{source}: held-out rows that are one, or all alike, cannot say whether tta.views help. Give others as "
+            "data.held_out, or leave tta out."
+        )
+
+
+def clusters(rows: LabelledSet, reader: RowReader) -> Ints:
     """Number of the cluster of near-duplicates of each row (N,), from 0."""
     found = reader.duplicates([RecordSource(rows.source, rows.fingerprint, rows.records, inputs=rows.inputs)])
-    return np.unique(found.cluster_N, return_inverse=True)[1].astype(np.int64)
+    return np.unique(found.cluster_N, return_inverse=True)[1]
 
 
 def decide(
@@ -107,13 +107,22 @@ def decide(
         groups_N=cluster_N,
         user_merge=tta_views.user_merge(config.tta),
     )
-    if config.tta.keep and decision.gain.reason:
-        decision = replace(decision, gain=replace(decision.gain, accepted=True, kept=True))
-    word = resume_command(run.home, f"tta.keep={str(not decision.accepted).lower()}")
-    otherwise = "" if config.tta.keep else f" To decide otherwise, without training again: `{word}`."
-    callback.say(f"Test-time views, by the held-out rows: {decision.reason}{otherwise}")
-    run.note(views=decision.reason)
+    decision = replace(decision, gain=settled(config, decision.gain))
+    tell(config, run, callback, decision.gain, decision.reason)
     return decision.facts if decision.accepted else None
+
+
+def settled(config: RunConfig, gain: Gain) -> Gain:
+    """The gain of views, accepted against its reason where the configuration keeps them."""
+    return replace(gain, accepted=True, kept=True) if config.tta.keep and gain.reason else gain
+
+
+def tell(config: RunConfig, run: Run, callback: Callback, gain: Gain, why: str) -> None:
+    """Say and note what held-out rows decided about views, and how to decide otherwise."""
+    word = resume_command(run.home, f"tta.keep={str(not gain.accepted).lower()}")
+    otherwise = "" if config.tta.keep else f" To decide otherwise, without training again: `{word}`."
+    callback.say(f"Test-time views, by the held-out rows: {why}{otherwise}")
+    run.note(views=why)
 
 
 def outputs(
@@ -121,15 +130,14 @@ def outputs(
 ) -> Floats:
     """Outputs (T, C) of rows by the model of the run at `run`, in views where it decided so."""
     plain_TC = _outputs(model, rows, scoring)
-    if not used(run, config):
+    if not run_directory.reads_views(run, config):
         return plain_TC
     labels = model.labels
 
     def read(shown: Sequence[LabelledSet]) -> list[Floats]:
         return [labels.values(_outputs(model, each, scoring)) for each in shown]
 
-    decision = TtaDecision.from_facts(files.read_json(run / FILE)["tta"])
-    values_TC = merged(config, model.reader, labels, decision, rows, labels.values(plain_TC), read)
+    values_TC = merged(config, model.reader, labels, _decision(run), rows, labels.values(plain_TC), read)
     return classification_scores.outputs_of_values(labels, values_TC)
 
 
@@ -157,6 +165,10 @@ def merged(
     for place, (view, values_nC) in enumerate(zip(views, read_V, strict=True), start=1):
         values_VTC[place, needed_T] = view.outputs(values_nC)
     return tta.apply(decision, labels, values_VTC, tta_views.user_merge(config.tta))
+
+
+def _decision(run: Path) -> TtaDecision:
+    return TtaDecision.from_facts(files.read_json(run / "decision.json")["tta"])
 
 
 def _outputs(model: Classifier, rows: LabelledSet, scoring: ModelResults | None) -> Floats:

@@ -288,6 +288,11 @@ def fold_members(path: Path) -> list[Path]:
     return [each.parent for each in members] or [path]
 
 
+def reads_views(path: Path, config: RunConfig) -> bool:
+    """Whether the run at `path`, or the cross-validation, decided to read rows in several views (`tta`)."""
+    return config.tta.wanted and files.read_json(path / "decision.json").get("tta") is not None
+
+
 def instead(path: Path) -> str:
     """What to write in place of a PEFT adapter that stands where a run is wanted; empty where none stands there."""
     if not (path / "adapter_config.json").is_file():

@@ -52,6 +52,7 @@ FACTS = register(
         own_choice=True,
         serves=True,
         section=TagConfig,
+        sections=("tta",),
         refuses={
             **dict.fromkeys(
                 ("data.format", "data.truncate", "data.loss_on", "data.sources", "data.streaming"), _UNREAD

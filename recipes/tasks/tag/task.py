@@ -35,6 +35,7 @@ from workbench.evaluation.forward_passes import ModelResults, over_rows
 from workbench.evaluation.perplexity import Agreement
 from workbench.models import backbones, exported
 from workbench.models.backbones import Backbone, Loader
+from workbench.recipes.single import word_run
 from workbench.recipes.single.single_run import Scored
 from workbench.recipes.single.word_run import WordRun
 from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, ScoringOptions, Task
@@ -217,6 +218,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, TagSplits, list
         if own
     }
     rows = TagSplits(_encoded(encoder, [train]), sets["data.held_out"], sets.get("data.test"), tag_set)
+    require_views(rows.held_out, config.tta, config, tokenizer)
     modules = preflight.require_backbone(config, list(rows.named().values()), head_of(tag_set, seed=config.seed))
     return tokenizer, rows, modules
 
@@ -275,6 +277,23 @@ def in_views(rows: TaggedSet, tta: TtaConfig, config: RunConfig, tokenizer: PreT
     encoder = TagEncoder(tokenizer, None, max_tokens=config.data.max_tokens)
     changed = [tuple(map(change, rows.rows)) for _, change in word_views.views(tta, seed=config.seed)]
     return [replace(rows, rows=own, encoded=tuple(encoder.encode(own))) for own in changed]
+
+
+def as_read(run: Path, config: RunConfig, rows: TaggedSet, tokenizer: PreTrainedTokenizerBase) -> list[TaggedSet]:
+    """The rows, and each view of them where the run at `run` decided to read views."""
+    return [rows, *(in_views(rows, config.tta, config, tokenizer) if run_directory.reads_views(run, config) else ())]
+
+
+def require_views(rows: TaggedSet, tta: TtaConfig, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise DataError where a view changes no row."""
+    names = [name for name, _ in word_views.views(tta, seed=config.seed)]
+    for name, view in zip(names, in_views(rows, tta, config, tokenizer), strict=True):
+        pairs = zip(rows.encoded, view.encoded, strict=True)
+        if all(np.array_equal(one.input_ids, other.input_ids) for one, other in pairs):
+            raise DataError(
+                f"{rows.name}: view {name} changes no row as the model reads it: its tokenizer may ignore case. "
+                f"Leave {name} out of tta.views."
+            )
 
 
 def head_of(tags: TagSet, *, seed: int) -> ModelHead:
@@ -430,7 +449,7 @@ class TagRun(WordRun[Tagger, TaggedSet]):
 
     def score(self, model: Tagger, rows: TaggedSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
-            p_RSC = model.probabilities(rows, scoring)
+            p_RSC = model.merged(as_read(self.run.home, self.config, rows, self.tokenizer), scoring)
         return self.scored(rows, p_RSC)
 
     def predictions(
@@ -454,15 +473,7 @@ class TagRun(WordRun[Tagger, TaggedSet]):
         return in_views(rows, tta, self.config, self.tokenizer)
 
     def require_views(self, tta: TtaConfig) -> None:
-        rows = self.data.train
-        names = [name for name, _ in word_views.views(tta, seed=self.config.seed)]
-        for name, view in zip(names, self.in_views(rows, tta), strict=True):
-            pairs = zip(rows.encoded, view.encoded, strict=True)
-            if all(np.array_equal(one.input_ids, other.input_ids) for one, other in pairs):
-                raise DataError(
-                    f"{rows.name}: view {name} changes no row as the model reads it: its tokenizer may ignore case. "
-                    f"Leave {name} out of tta.views."
-                )
+        require_views(self.data.train, tta, self.config, self.tokenizer)
 
     def probabilities(self, model: Tagger, views: Sequence[TaggedSet], scoring: ModelResults) -> list[Floats]:
         return model.merged(views, scoring)
@@ -598,7 +609,12 @@ class TagTask(Task):
         provenance.note_data(run, data.splits.facts())
         for sentence in [*_unlearnt(data), *leaks.told(data.named())]:
             callback.say(sentence)
-        return TagRun(config, run, callback, tokenizer, data, loader=loader)
+        tags = TagRun(config, run, callback, tokenizer, data, loader=loader)
+        if config.tta.wanted:
+            from workbench.crossval import run_views  # which few runs ask for
+
+            run_views.require_witnesses(data.held_out.name, word_run.judged([tags]).cluster_N)
+        return tags
 
     def inspect(self, config: RunConfig) -> Inspection:
         from workbench.recipes.inspection import SHOWN, Inspection, unread
@@ -717,10 +733,9 @@ def _together(
 ) -> list[Floats]:
     """Mean of the probabilities (S, C) of each row's tokens by the taggers of all folds; by the one of another run.
     `taggers`: those that are loaded already; None: they are loaded one after another."""
-    folders, members, views = run_directory.fold_members(run), [], [rows]
+    folders, members, views = run_directory.fold_members(run), [], list[TaggedSet]()
     for each, tagger in zip(folders, taggers or (load(each, config) for each in folders), strict=True):
-        if len(views) == 1 and files.read_json(run / "decision.json").get("views"):
-            views += in_views(rows, config.tta, config, tagger.tokenizer)
+        views = views or as_read(run, config, rows, tagger.tokenizer)
         members.append(tagger.merged(views, None if scoring is None else scoring.store.by(each.name)))
     return [np.mean(each, axis=0) for each in zip(*members, strict=True)]
 

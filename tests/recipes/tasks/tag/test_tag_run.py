@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 from starlette.testclient import TestClient
 from torch.nn import functional as F
 from typer.testing import CliRunner
@@ -17,9 +18,12 @@ from tests.recipes.tasks.tag.tagged_sentences import make_home, sections, senten
 from tests.workbench.evaluation.serving.conftest import SETTINGS
 from workbench.cli.verbs import app
 from workbench.config import RunConfig
+from workbench.config.sections.distill_config import TeacherConfig
 from workbench.data import starter
-from workbench.errors import DataError
+from workbench.distillation import teacher_sources
+from workbench.errors import ConfigError, DataError
 from workbench.evaluation.serving.app import Server
+from workbench.recipes.over import distill_tags
 from workbench.recipes.tasks.tag import task as tagging
 from workbench.recipes.verbs import serving
 from workbench.recipes.verbs.check import check
@@ -28,7 +32,7 @@ from workbench.recipes.verbs.export import export
 from workbench.recipes.verbs.generate import predict
 from workbench.recipes.verbs.merge import merge
 from workbench.recipes.verbs.plans.plan import plan
-from workbench.runs import metrics_log
+from workbench.runs import metrics_log, run_directory
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +157,42 @@ def test_the_shipped_start_learns_parts_of_speech(tmp_path: Path) -> None:
     table = pd.read_parquet(path / "predictions.parquet")
     assert {"label", "predicted", "words"} <= set(table.columns)
     assert (starter.FOLDER / "ewt_train.conll").is_file()
+
+
+@pytest.mark.slow
+def test_views_that_are_kept_are_used_by_every_verb(home: Path) -> None:
+    """Here they are kept whatever the words say."""
+    own = sections(home)
+    own["tta"] = {"views": ["typos"], "copies": 3, "noise": 0.3, "keep": True}
+    run = train(own, home / "viewed")
+    scores = json.loads((run / "scores.json").read_text())
+    assert json.loads((run / "decision.json").read_text()) == {"tta": {"views": ["typos"], "copies": 3}}
+    assert evaluate(run, []) == pytest.approx(scores["after"]) and scores["after"]["loss"] != scores["plain"]["loss"]
+    config = run_directory.shipped_config(run)
+    tagger = tagging.load(run, config)
+    rows = tagging.prepare(config)[1].held_out
+    views = tagging.in_views(rows, config.tta, config, tagger.tokenizer)
+    wanted = tagging.predicted(tagger.tags, rows, tagger.merged([rows, *views]))
+    kept = pd.read_parquet(run / "predictions.parquet")
+    np.testing.assert_allclose(np.concatenate(kept["p_O"]), np.concatenate(wanted)[:, 0], atol=1e-6)
+    with pytest.raises(ConfigError, match="several views of a row"):
+        merge(run, out=home / "merged_views")
+    source = teacher_sources.find(TeacherConfig(id=str(run)), config.model)
+    teachers = distill_tags.find(source, config, tagger.tags)
+    (said, *_) = distill_tags.asked(teachers, tagger.tags, {"held_out": rows})["held_out"]
+    np.testing.assert_allclose(said.p_WC, wanted[0], atol=1e-6)
+
+    workbench.run(run / "config.yaml", ["tta.keep=false"], out=run, resume=True, quiet=True)
+    again = json.loads((run / "scores.json").read_text())
+    assert again["after"] == scores["plain"] and "plain" not in again
+
+
+def test_views_of_a_single_run_that_words_have_not_are_refused(home: Path) -> None:
+    for own, told in (
+        ({"views": ["drop_words"]}, "tta.views: drop_words: recipe=tag needs views that keep every word"),
+        ({"views": ["typos"], "merge": "vote"}, "tta.merge: is for rows with one label each"),
+    ):
+        with pytest.raises(ValidationError, match=told):
+            RunConfig.model_validate(sections(home) | {"tta": own})
+    with pytest.raises(DataError, match="view lower changes no row"):
+        check(RunConfig.model_validate(sections(home) | {"tta": {"views": ["lower"]}}))
