@@ -116,7 +116,7 @@ def prepare(
     for teacher in class_distillation.class_teachers(source, config, data.labels):
         for rows in sets:
             teacher.require_columns(rows, config)
-        if config.distill.teacher.out_of_fold:
+        if config.distill.teacher.out_of_fold and config.distill.asks_teacher:
             assert source.run is not None, "nobody else says anything out of fold"
             class_distillation.require_own_rows(teacher, source.run, data.train, config)
     if config.distill.match:

@@ -86,9 +86,9 @@ class ClassTeacher:
                 )
         return columns
 
-    def texts(self, rows: LabelledSet) -> list[str]:
-        """The text by which a row is recognised, without case and punctuation."""
-        return [normalised(self.reader.describe(record)) for record in rows.records]
+    def keys(self, rows: LabelledSet) -> list[str]:
+        """By what a row is recognised: its text without case and punctuation, or the digest of its picture."""
+        return [record.digest or normalised(self.reader.describe(record)) for record in rows.records]
 
 
 def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) -> list[ClassTeacher]:
@@ -327,19 +327,19 @@ def _out_of_fold(
 
     Returns:
         Outputs (N, C) of each set, and the share of the training rows that are the cross-validation's own, known by
-        their text but for case and punctuation.
+        their text but for case and punctuation, or their picture.
     """
     known = _table(run / OUT_OF_FOLD, teacher)
     read = [teacher.rows(each, student) for each in rows]
-    texts = [teacher.texts(each) for each in read]
-    own = [np.asarray([text in known for text in each]) for each in texts]
+    keys = [teacher.keys(each) for each in read]
+    own = [np.asarray([key in known for key in each]) for each in keys]
     others = iter(_outputs(teacher, [each.subset(~mask) for each, mask in zip(read, own, strict=True)], labels))
     set_outputs = []
-    for each, mask in zip(texts, own, strict=True):
+    for each, mask in zip(keys, own, strict=True):
         outputs_NC = np.zeros((len(each), len(labels.names)))
         outputs_NC[~mask] = next(others)
         if mask.any():
-            values_nC = np.stack([known[text] for text in each if text in known])
+            values_nC = np.stack([known[key] for key in each if key in known])
             outputs_NC[mask] = _aligned(
                 classification_scores.outputs_of_values(teacher.labels, values_nC), teacher.labels, labels
             )
@@ -352,7 +352,7 @@ def require_own_rows(teacher: ClassTeacher, run: Path, train: LabelledSet, stude
     `run`: the cross-validation's."""
     path = run / OUT_OF_FOLD
     known = _table(path, teacher)
-    own = sum(text in known for text in teacher.texts(teacher.rows(train, student)))
+    own = sum(key in known for key in teacher.keys(teacher.rows(train, student)))
     if 2 * own < len(train):
         raise ConfigError(
             f"distill.teacher.out_of_fold: only {own} of the {len(train)} training rows of {train.source} stand in "
@@ -386,7 +386,8 @@ def _table(path: Path, teacher: ClassTeacher) -> dict[str, Floats]:
     table = pd.read_parquet(path)
     labels, title = teacher.labels, teacher.reader.title
     columns = ["predicted"] if labels.kind == "number" else [f"p_{name}" for name in labels.names]
-    means = table.groupby(table[title].map(normalised), sort=False)[columns].mean()
+    key_N = table["digest"] if "digest" in table else table[title].map(normalised)
+    means = table.groupby(key_N, sort=False)[columns].mean()
     return dict(zip(means.index, means.to_numpy(np.float64), strict=True))
 
 

@@ -226,8 +226,8 @@ def predict_outputs(
 def predictions_table(
     labels: Labels, rows: LabelledSet, values_NC: Floats, reader: RowReader, *, labelled: bool
 ) -> pd.DataFrame:
-    """The table of predictions: place, content, prediction, and a column `p_CLASS` for each class; if `labelled`, label
-    and the id that `data.columns` names, or else the place.
+    """The table of predictions: place, content, prediction, and a column `p_CLASS` for each class; if `labelled`, also
+    label, the id that `data.columns` names or else the place, and of a picture the digest of its pixels.
 
     Labels of several classes are lists. `values_NC`: probabilities of the classes, or numbers, as `Labels.values`
     returns them.
@@ -247,6 +247,8 @@ def predictions_table(
             cells = (record.row.columns.get(named) for record in rows.records)
             columns[ID] = [cell.name if isinstance(cell, PictureFile) else str(cell) for cell in cells]
         columns["label"] = [cell(label) for label in rows.labels]
+        if any(digests := [record.digest for record in rows.records]):
+            columns["digest"] = digests
     columns["predicted"] = [cell(label) for label in labels.predicted(values_NC)]
     if labels.kind != "number":
         columns |= {f"p_{name}": values_NC[:, number] for number, name in enumerate(labels.names)}

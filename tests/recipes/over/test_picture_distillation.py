@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from safetensors.numpy import load_file
 from transformers import AutoModelForImageClassification, ViTImageProcessorPil
 
@@ -117,6 +119,24 @@ def test_one_teacher_says_what_it_predicts(train: Callable[..., Path], taught: P
     plain = train("hard", "distill", "distill.alpha=0", teacher=taught)
     assert read_losses(plain)[0] != read_losses(run)[0]
     np.testing.assert_array_equal(read_losses(plain), read_losses(train("plain", "classify")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prepare", ["", "image.prepare={standardise: data}"])
+def test_rows_of_folds_are_known_by_their_pictures_in_another_folder(
+    train: Callable[..., Path], recipe: Recipe, home: Path, tmp_path: Path, prepare: str
+) -> None:
+    words = [prepare] if prepare else []
+    teacher = train(f"moved{bool(prepare)}", "crossval", "folds.k=3", "train.steps=1", *words)
+    shutil.copytree(home / "drawings", tmp_path / "elsewhere")
+    asked = [*words, "distill.teacher.out_of_fold=true", f"data.train={tmp_path}/elsewhere"]
+    path, every = recipe("distill", *asked, teacher=teacher)
+    assert check.check(load(path, every)) is not None
+    for picture in (tmp_path / "elsewhere").rglob("*.png"):
+        Image.open(picture).transpose(Image.Transpose.ROTATE_90).save(picture)
+    with pytest.raises(ConfigError, match="only 0 of the"):
+        check.check(load(path, every))
+    assert check.check(load(path, [*every, "distill.alpha=0"])) is not None
 
 
 @pytest.mark.nightly

@@ -396,6 +396,7 @@ def test_out_of_fold_wants_the_rows_of_the_cross_validation(ask: Any, folds: Pat
     other = write_lines(tmp_path / "other.jsonl", [*weather(40, first=100), *weather(10)])
     with pytest.raises(ConfigError, match=r"(?s)only 10 of the 50 training rows of .*other.jsonl stand in .*parquet.*"):
         ask(folds, distill={"out_of_fold": True}, data={"train": str(other)})
+    ask(folds, distill={"out_of_fold": True, "alpha": 0}, data={"train": str(other)})  # who asks nobody needs no rows
     with pytest.raises(ConfigError, match=r"compares the layers of one model, and .*folds is several"):
         ask(folds, distill={"match": [{"what": "hidden_mse"}]})
 

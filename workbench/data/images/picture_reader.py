@@ -258,7 +258,7 @@ class PictureReader:
         name = self.image.column
         mine = [RawRow(row.place, {**row.columns, name: columns[name]}) for row, columns in rows]
         records = tuple(LabelledRecord(row, ()) for row in mine)
-        return self._stored(RecordSource(source, fingerprint, records), labelled=False)
+        return self._stored(RecordSource(source, fingerprint, records), labelled=True)
 
     def inputs(self, source: RecordSource) -> PictureRows:
         assert isinstance(source.inputs, PictureRows)
