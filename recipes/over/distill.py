@@ -18,6 +18,7 @@ from workbench.adapters import Full
 from workbench.config import RunConfig, model_heads
 from workbench.config.expansions import distill_expansion
 from workbench.config.sections.distill_config import STUDENT, TEACHER
+from workbench.config.sections.sampling_config import SelectConfig
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Examples
 from workbench.data.held_out_split import Splits
@@ -249,7 +250,7 @@ def supervise(
                 run.note(distill={"teacher": source.name, "aligned": universal.share_aligned})
             else:
                 teacher = live
-                _note(config, run, source, live, data, callback)
+                _note(config, base, run, source, live, data, tokenizer, callback)
         if section.on_policy.share:
             write = on_policy.shared(on_policy.writer(model, tokenizer, section.on_policy), run.ranks)
             stop = evaluation.stop_tokens(tokenizer, data.train)
@@ -305,7 +306,7 @@ def cache(
         asking = teacher_cache.LiveQuestions(data.train, live, section, len(tokenizer), 8192, device, ranks)
         teacher_cache.write(folder, data.train, asking, wanted, callback=callback, ranks=ranks)
         if run is not None:
-            _note(config, run, source, live, data, callback)
+            _note(config, base, run, source, live, data, tokenizer, callback)
     cached = CachedTeacher(folder, data.train, section, wanted)
     if run is not None:
         run.note(distill={**run.manifest.get("distill", {}), "cache": cached.facts})
@@ -320,10 +321,12 @@ def _no_packing(source: TeacherSource | None, read: Examples) -> str | None:
 
 def _note(
     config: RunConfig,
+    base: RunConfig,
     run: Run,
     source: TeacherSource,
     live: teachers.LiveTeacher,
     data: Splits[TokenizedSet],
+    tokenizer: PreTrainedTokenizerBase,
     callback: Callback,
 ) -> None:
     """How good the teacher is, once in a run, by its first process; one that knows less than the student is refused."""
@@ -337,6 +340,16 @@ def _note(
     if start is not None:
         distill_control.require_useful(config, source.name, {"loss": facts["teacher_loss"]}, start)
     run.note(distill={**facts, **({"teacher_losses": of_sets} if of_sets else {}), "shared": live.shared})
+
+    def trained_on(own: RunConfig) -> list[int]:
+        # Written and cut as the student's rows are, so that equal rows have equal tokens.
+        written = own.data.model_copy(update={"max_tokens": base.data.max_tokens, "select": SelectConfig()})
+        hub = backbones.hub_config(base.model)
+        template = row_encoder(base, hub, tokenizer, template=text_run.read_template(base))
+        found: list[int] = tokenized.load(written, tokenizer, template, seed=own.seed).train.digests.tolist()
+        return found
+
+    distill_control.tell_trained_on(source, run, callback, rows.digests.tolist(), trained_on)
 
 
 def _universal(

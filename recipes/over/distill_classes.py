@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from workbench.config import RunConfig
 from workbench.config.sections.distill_config import STUDENT
 from workbench.data.batching import Indices, MicroBatch
+from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.records import RowReader
 from workbench.distillation import class_distillation, student_costs, students
@@ -74,6 +75,10 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     scores = {"teacher": classification_scores.scores_of(data.labels, teacher_outputs.held_out_NC, data.held_out)}
     if data.test is not None and teacher_outputs.test_NC is not None:
         scores["teacher_test"] = classification_scores.scores_of(data.labels, teacher_outputs.test_NC, data.test)
+    if not config.distill.teacher.out_of_fold:
+        trained_on = partial(labelled_data.training_keys, reader=reader)
+        keys = [record.key for record in data.held_out.records]
+        distill_control.tell_trained_on(source, run, callback, keys, trained_on)
     distill_control.require_useful(config, source.name, scores["teacher"], student.guessed())
     scores |= distill_control.trained(config, source, student)
     student.train(_supervise(config, base, source, data, extra, teacher_outputs))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.expansions.member_runs import Trial
 from workbench.config.model_heads import ModelHead
 from workbench.distillation.teacher_sources import TeacherSource
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.models import backbones
 from workbench.recipes.over import member_results
 from workbench.recipes.single.single_run import SingleRun
 from workbench.report.teacher_worth import CONTROL
 from workbench.runs import files
+from workbench.runs.run_directory import Run
+from workbench.training.callbacks import Callback
 
 STEP, ASKED = 6, 2
 """Operations for each parameter and token of a training step, and of a forward pass (Kaplan et al. 2020, 2.1)."""
@@ -70,4 +72,34 @@ def require_useful(config: RunConfig, name: str, teacher: Mapping[str, float], s
         raise ConfigError(
             f"distill.teacher.id={name}: {found}, {start[score]:.4g}. Name a teacher that has learnt this task, or "
             "write distill.control=true, which measures what it is worth."
+        )
+
+
+def tell_trained_on(
+    source: TeacherSource,
+    run: Run,
+    callback: Callback,
+    held_out: Sequence[Hashable],
+    trained_on: Callable[[RunConfig], Iterable[Hashable]],
+) -> None:
+    """Say, and note, how many held-out rows the teacher was trained on, as far as its own rows can still be read.
+
+    Args:
+        held_out: What the content of each held-out row is known by.
+        trained_on: The same of the rows that a run with this configuration trains on.
+    """
+    if source.run is None or source.config is None or not run.ranks.first:
+        return
+    several = not source.config.crossvalidates and source.adapters
+    known: set[Hashable] = set()
+    for folder in [adapter.parent for adapter in source.adapters] if several else [source.run]:
+        try:
+            known.update(trained_on(source.config_of(folder)))
+        except WorkbenchError:  # its rows have gone since it trained
+            continue
+    if count := sum(key in known for key in held_out):
+        run.note(distill={**run.manifest.get("distill", {}), "trained_on": {"rows": count, "of": len(held_out)}})
+        callback.say(
+            f"The teacher was trained on {count:,} of the {len(held_out):,} held-out rows, so that its scores are too "
+            "good. Hold out what it held out, by its data.train, data.held_out and seed, or rows that are new to both."
         )

@@ -104,6 +104,10 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     }
     distill_control.require_useful(config, source.name, scores["teacher"], student.guessed())
     run.note(distill={"teacher": source.name, "teacher_loss": scores["teacher"]["loss"]})
+    keys = [row.words for row in data.splits.held_out.rows]
+    distill_control.tell_trained_on(
+        source, run, callback, keys, lambda own: [row.words for row in tagging.prepare(own)[1].train.rows]
+    )
     scores |= distill_control.trained(config, source, student)
     student.train(supervise(config, student, extra, said))
     return replace(student, measured=measured).finish(scores)

@@ -91,6 +91,9 @@ def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
             text = f"Held-out accuracy: teacher {teacher['accuracy']:.3f}, student {after['accuracy']:.3f}."
         else:
             text = f"Held-out loss: teacher {teacher['loss']:.2f}, student {after['loss']:.2f} {record.unit}."
+        if flattered := manifest.get("distill", {}).get("trained_on"):
+            count, total = flattered["rows"], flattered["of"]
+            text += f" The teacher was trained on {count:,} of these {total:,} rows: its score is too good."
         if (cache := manifest.get("distill", {}).get("cache")) is not None:
             text += f" What the teacher says was read from a cache of {cache['bytes_per_token']:.0f} bytes a token."
         if worth is None:

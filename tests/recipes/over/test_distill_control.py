@@ -68,6 +68,18 @@ def test_the_control_is_the_plain_run_and_alpha_0_asks_nobody(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_teacher_that_was_trained_on_held_out_rows_is_told(
+    short_stories: str, rows: Path, teacher: Path, tmp_path: Path, seed: int
+) -> None:
+    """Another seed holds out other rows than the teacher's; the same seed the same."""
+    other = _taught(short_stories, rows, teacher, control=False).model_copy(update={"seed": seed})
+    run = _run(other, tmp_path / "run")
+    noted, page = (run / "manifest.json").read_text(), (run / "report.html").read_text()
+    assert ("trained_on" in noted) == ("its score is too good" in page) == bool(seed)
+
+
+@pytest.mark.slow
 def test_a_teacher_of_wrong_labels_is_refused_or_told_to_harm(rows: Path, tmp_path: Path) -> None:
     learnt = _config("starter", rows, recipe="sft", train={"steps": 120, "learning_rate": 4e-3}, batch={"size": 16})
     wrong = learnt.model_copy(update={"data": learnt.data.model_copy(update={"train": str(tmp_path / "wrong.jsonl")})})

@@ -102,6 +102,15 @@ def test_a_student_learns_from_its_teacher_alone(home: Path, done: Path, tmp_pat
     assert evaluate(tmp_path / "run", []) == pytest.approx(scores["after"])
 
 
+@pytest.mark.slow
+def test_held_out_rows_that_the_teacher_was_trained_on_are_told(home: Path, done: Path, tmp_path: Path) -> None:
+    names = [str(home / "held_out.conll"), str(home / "train.conll")]
+    for trained, held_out in (names, names[::-1]):
+        values = distilled(home, str(done), data={"train": trained, "held_out": held_out}, train={"steps": 1})
+        run = train(values, tmp_path / Path(trained).stem)
+        assert ('"trained_on"' in (run / "manifest.json").read_text()) == (held_out == names[1])
+
+
 @pytest.mark.parametrize("packing", [False, True])
 def test_without_the_teacher_it_is_the_plain_run(home: Path, done: Path, tmp_path: Path, packing: bool) -> None:
     batch, steps = {"size": 8, "packing": packing}, {"steps": 4, "learning_rate": 1e-2}

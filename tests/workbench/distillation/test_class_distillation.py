@@ -225,6 +225,18 @@ def test_scores_hold_the_teachers_own(distil: Train, taught: Path, home: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["taught", "folds"])
+def test_held_out_rows_that_the_teacher_was_trained_on_are_told(
+    distil: Train, taught: Path, folds: Path, home: Path, name: str
+) -> None:
+    swapped = {"train": str(home / "held-out.jsonl"), "held_out": str(home / "train.jsonl")}
+    for own, data in (("as-it-was", {}), ("swapped", swapped)):
+        run = distil(f"{name}-{own}", taught if name == "taught" else folds, data=data, train={"steps": 1})
+        noted = files.read_json(run / "manifest.json")["distill"].get("trained_on")
+        assert noted == ({"rows": 30, "of": 30} if data else None)
+
+
+@pytest.mark.slow
 def test_a_student_distilled_from_itself_has_nothing_to_learn(distil: Train, bert: str, train: Train) -> None:
     own = {"alpha": 1.0, "temperature": 2.0, "match": [{"what": "hidden_mse"}]}
     assert read_losses(distil("itself", bert, distill=own))[0] == pytest.approx(0, abs=1e-6)

@@ -379,6 +379,12 @@ def read_training(config: RunConfig, reader: RowReader) -> dict[str, RecordSourc
     return read
 
 
+def training_keys(config: RunConfig, reader: RowReader) -> list[str]:
+    """What the rows that a run trains on are known by; of a cross-validation all, as each adapter trains on most."""
+    trains = read_training(config, reader) if config.crossvalidates else split(config, reader).train
+    return [record.key for train in trains.values() for record in train.records]
+
+
 def read_each(files: Mapping[str, str], reader: RowReader) -> dict[str, RecordSource]:
     """The rows of some files by name."""
     return {name: reader.read(path) for name, path in files.items()}
