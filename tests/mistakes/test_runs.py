@@ -126,6 +126,8 @@ RUNS = {
     "ls: word": Case("ls adapters stories", "'stories': expected key=value", "such as train.epochs=3"),
     "cp: nothing": Case("cp none.yaml a.yaml", "none.yaml: no such file", "`workbench ls recipes`"),
     "plan: memory": Case("plan my.yaml --memory much", "--memory much", "such as 24GB"),
+    "plan: host": Case("plan my.yaml --host-memory much", "--host-memory much", "such as 24GB"),
+    "plan: card": Case("plan my.yaml --device a100", "there is no card 'a100'", "Write a100-40gb or a100-80gb"),
     "plan: recipe": Case("plan crossval/quickstart folds.together=false", "recipe=crossval", "Plan one of them"),
     "plan: nothing learnt": Case(
         "plan my.yaml data.train=empty.jsonl", "empty.jsonl", "the file is empty", file("empty.jsonl", "")

@@ -43,6 +43,8 @@ OUT = Console(highlight=False, soft_wrap=False)
 
 FARTHEST = 8
 """Members of a search that are shown."""
+TOLD = 2**30
+"""Bytes of the host's memory from which a plan tells them, where it does not know how many there are."""
 
 
 def table(
@@ -313,8 +315,13 @@ def plan_parts(plan: Plan) -> Iterator[Table | Text | str]:
         f"at most {units.count(plan.tokens_per_device)} tokens each; "
         f"{plan.dry_run.flops_per_token / 1e6:,.1f} MFLOP a token{time}."
     )
-    where = f"{plan.device}, zero={plan.distributed.zero}" if plan.devices > 1 else plan.device
+    device = plan.device if plan.card is None else plan.card.name
+    where = f"{device}, zero={plan.distributed.zero}" if plan.devices > 1 else device
     needed = f"{units.size(plan.needed)} of {units.size(plan.memory)} on {where}"
+    if plan.host_memory is not None and plan.device != "cpu":
+        needed += f", {units.size(plan.host_needed)} of {units.size(plan.host_memory)} of the host's memory"
+    elif plan.host_needed >= TOLD:
+        needed += f", if the host has {units.size(plan.host_needed)} (--host-memory)"
     yield f"{'Fits' if plan.fits else 'Does not fit'}: {needed}. {' '.join(plan.notes)}".rstrip()
     if plan.members is not None:
         yield plan.members.sentence

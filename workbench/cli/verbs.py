@@ -28,6 +28,7 @@ from workbench.cli.arguments import (
     weights_of,
 )
 from workbench.errors import ConfigError, Stopped, WorkbenchError, unnameable
+from workbench.planning import cards
 from workbench.runs import units
 from workbench.runs.process_memory import importing, restart_without_caches
 
@@ -191,20 +192,27 @@ def plan(
     overrides: Overrides = None,
     devices: Annotated[int | None, typer.Option(min=1, help="How many; with --memory they may be elsewhere.")] = None,
     memory: Annotated[str | None, typer.Option(help="Of each device, such as 24GB; default: free memory here.")] = None,
+    device: Annotated[str | None, typer.Option(help="A card that need not be here, such as 4090 or h100.")] = None,
+    host_memory: Annotated[
+        str | None, typer.Option(help="Of the machine with all devices, such as 128GB; default: free memory here.")
+    ] = None,
     longest_row: Annotated[bool, typer.Option("--longest-row", help="Find the longest row that would fit.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Predict the memory and time of a run. The fastest configuration that fits, and the others that were tried."""
     size = None if memory is None else units.byte_size(memory, name="--memory")
+    host = None if host_memory is None else units.byte_size(host_memory, name="--host-memory")
+    if device is not None and device != "cpu":
+        cards.find(device)
     config = _loaded(recipe, overrides)
     with importing():
         from workbench.cli import render
         from workbench.recipes.verbs.plans import plan
 
-    choice = plan.solve(config, devices=devices, memory=size)
+    choice = plan.solve(config, devices=devices, memory=size, device=device, host_memory=host)
     stored = config.model_copy(update={"model": choice.config.model})
-    elsewhere = devices is not None and size is not None
-    longest = plan.longest_row(stored, memory=size, elsewhere=elsewhere) if longest_row else None
+    target = plan.Target.of(devices, size, device)
+    longest = plan.longest_row(stored, memory=target.memory, elsewhere=target.elsewhere) if longest_row else None
     (render.plan_json if json else render.plan)(choice.plan, longest)
     choice.require()
 

@@ -14,6 +14,7 @@ from workbench.config.sections.basic_sections import Checkpointing
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.models.model_sizes import AdapterSize
 from workbench.planning import sharded_memory
+from workbench.planning.cards import Card
 from workbench.planning.counters import ACTIVATIONS
 from workbench.planning.dry_run import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, DryRun
 from workbench.planning.sharded_memory import Contents, HeldBytes, Moment
@@ -128,6 +129,10 @@ class Plan:
     what libraries work in; of one elsewhere 0."""
     memory: int
     """Bytes that there are, for each device."""
+    card: Card | None = None
+    """The accelerator by name, where it is not here."""
+    host_memory: int | None = None
+    """Bytes of the host that there are for all devices; None: not known, or those of `memory`."""
     end: int = 0
     """Bytes of the host that the end of the run works in, a part of `process`."""
     offloaded: int = 0
@@ -185,6 +190,13 @@ class Plan:
         return self.offloaded + max(sum(self.held(moment).host.values()) for moment in sharded_memory.MOMENTS)
 
     @property
+    def host_needed(self) -> int:
+        """Bytes of the host's memory that all devices take: what waits there, and a checkpoint while it is saved."""
+        if self.device == "cpu":
+            return 0
+        return self.host * self.devices + round(self.contents.trainable * (4 + self.contents.optimizer))
+
+    @property
     def disk(self) -> int:
         """Bytes of files that one device's share takes."""
         return max(sum(self.held(moment).disk.values()) for moment in sharded_memory.MOMENTS)
@@ -195,9 +207,19 @@ class Plan:
         return self.peak + self.process + (self.host if self.device == "cpu" else 0)
 
     @property
+    def host_missing(self) -> int:
+        """Bytes that the host lacks; 0 where its memory suffices or is not known."""
+        return 0 if self.host_memory is None else max(0, self.host_needed - self.host_memory)
+
+    @property
+    def missing(self) -> int:
+        """Bytes that a device and the host lack."""
+        return max(0, self.needed - self.memory) + self.host_missing
+
+    @property
     def fits(self) -> bool:
-        """Whether there is enough memory."""
-        return self.needed <= self.memory
+        """Whether there is enough memory, of each device and of the host."""
+        return self.missing == 0
 
     @property
     def offload(self) -> str:
@@ -248,7 +270,10 @@ class Plan:
             "parameters": {"total": self.size.total, "trainable": self.size.trainable},
             "bytes": {**dict.fromkeys(_ALWAYS, 0), **self.at_peak, "evaluation": self.evaluation, "peak": self.peak},
             "process_bytes": self.process,
+            "card": None if self.card is None else self.card.name,
             "host_bytes": self.host * self.devices,
+            "host_needed_bytes": self.host_needed,
+            "host_memory_bytes": self.host_memory,
             "disk_bytes": self.disk * self.devices,
             "memory_bytes": self.memory,
             "adapter_bytes": self.size.file_bytes,
@@ -272,7 +297,7 @@ class Plan:
         """Where the peak is, what is left, and what the figures do not hold."""
         where = "training" if self.peak > self.evaluation else "evaluation"
         spare = self.memory - self.needed
-        left = f"{spare:,} bytes are left" if self.fits else f"{-spare:,} bytes are missing"
+        left = f"{spare:,} bytes are left" if spare >= 0 else f"{-spare:,} bytes are missing"
         return [f"The peak is in {where}; {left}.", *self.notes]
 
 

@@ -94,7 +94,7 @@ def _best(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverChoi
             break
     fitting = [way for way in tried if way.plan.fits]
     if not fitting:
-        return _chosen(min(tried, key=lambda way: way.plan.needed), tried)
+        return _chosen(min(tried, key=lambda way: (way.plan.missing, way.plan.needed)), tried)
     best = min(fitting, key=lambda way: way.plan.seconds or 0.0)
     while not best.confirmed:
         sure = solver.confirmed(best)
@@ -208,6 +208,7 @@ class _Solver:
         dry_plan = self._between_blocks(config, tokens) if between else self._dry_plan(config, tokens)
         plan = replace(dry_plan, distributed=config.distributed)
         rates = sharded_memory.CPU if plan.device == "cpu" else sharded_memory.ACCELERATOR
+        rates = rates if plan.card is None else replace(rates, link=plan.card.link)
         passes, computing = plan.dry_run.micro_batches, plan.seconds or 0.0
         waits = sharded_memory.waiting_seconds(
             plan.contents, plan.distributed, rates, devices=plan.devices, passes=passes
@@ -325,15 +326,18 @@ def _with(config: RunConfig, section: str, **values: object) -> RunConfig:
 def _cure(config: RunConfig, least: SolverChoice, make_plan: PlanMaker, timing: Timing) -> str:
     """Setting to change, or memory to add, so that the run would fit."""
     plan = least.plan
-    missing = plan.needed - plan.memory
+    device = plan.device if plan.card is None else plan.card.name
+    where, needed, memory = f"of each device ({device})", plan.needed, plan.memory
+    if plan.host_missing and plan.host_memory is not None:
+        where, needed, memory = "of the host's memory", plan.host_needed, plan.host_memory
     sentence = (
-        f"The run does not fit into {units.size(plan.memory)} of each device ({plan.device}): the least that any way "
-        f"takes is {units.size(plan.needed)}, {missing:,} bytes more."
+        f"The run does not fit into {units.size(memory)} {where}: the least that any way takes is "
+        f"{units.size(needed)}, {needed - memory:,} bytes more."
     )
     for words, changed in _changes(config, least):
         if _best(changed, make_plan, timing).plan.fits:
             return f"{sentence}\n  The smallest change that fits: {words}."
-    return f"{sentence}\n  No setting alone helps: take a smaller model.id, or devices with that much more memory."
+    return f"{sentence}\n  No setting alone helps: take a smaller model.id, or as much more memory."
 
 
 def _changes(config: RunConfig, least: SolverChoice) -> Iterator[tuple[str, RunConfig]]:

@@ -27,6 +27,7 @@ from workbench.adapters import anatomy
 from workbench.config import ModelConfig
 from workbench.data.batching import Indices
 from workbench.models import backbones
+from workbench.planning.cards import Card
 from workbench.planning.counters import Operations
 from workbench.planning.dry_trainings import Training
 from workbench.runs import process_memory
@@ -47,6 +48,10 @@ ROWS, MATRIX, LARGE = 256, 1024, 8192
 """Rows and width of the matrices that are multiplied, about those of a block; both of an accelerator's."""
 READ, LARGE_READ = 2**27, 2**30  # bytes that are read: more than caches hold; on an accelerator
 ACCELERATOR_FLOPS = 1e14  # operations a second that are assumed of an accelerator that this machine lacks
+REACHED = 0.6, 0.35, 0.2
+"""Shares of a card's products, as its maker states them, that a step reaches: at best, as a rule, at worst. An H100
+trained models of 1 and 8 billion parameters at 31 to 62 % of the rate of its own largest product (scripts/gpu)."""
+ACCELERATOR_READ = 1e12  # bytes a second that such a one reads from its memory
 COUNTED_STEPS = 500  # steps whose micro-batches are counted; later ones are taken to be alike
 ERROR = 0.15  # relative error of the time of a step, besides the spread of the timed micro-batches
 READS = 2  # times that a micro-batch reads every weight: forward and backward
@@ -396,7 +401,17 @@ def timed(
     return Timed(taken, max(least, taken - error), taken + error, work.once * reading)
 
 
-def assumed(work: StepWork, flops_per_token: float) -> Timed:
-    """Seconds of an average step on a usual accelerator, which is not here."""
-    least = (work.tokens * flops_per_token + work.looked * work.forward) / ACCELERATOR_FLOPS
-    return Timed(least, least, 4 * least, work.once * work.forward / ACCELERATOR_FLOPS)
+def assumed(work: StepWork, flops_per_token: float, card: Card | None = None, *, single: bool = False) -> Timed:
+    """Seconds of an average step on a card that is not here; None: a usual one.
+
+    Args:
+        single: It computes in float32.
+    """
+    operations = work.tokens * flops_per_token + work.looked * work.forward
+    read = work.passes * READS * work.weight_bytes
+    if card is None:
+        least = operations / ACCELERATOR_FLOPS + read / ACCELERATOR_READ
+        return Timed(least, least, 4 * least, work.once * work.forward / ACCELERATOR_FLOPS)
+    rate = card.products(single=single)
+    low, usual, high = (operations / (share * rate) + read / card.read for share in REACHED)
+    return Timed(usual, low, high, work.once * work.forward / (REACHED[1] * rate))

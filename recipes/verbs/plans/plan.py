@@ -6,11 +6,12 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from workbench.adapters import Full
@@ -25,7 +26,8 @@ from workbench.losses.chunked_loss import planned_for
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Loader
 from workbench.models.exported import ExportedModel
-from workbench.planning import stage_training, step_time
+from workbench.planning import cards, stage_training, step_time
+from workbench.planning.cards import Card
 from workbench.planning.counters import Operations
 from workbench.planning.dry_run import dry_run
 from workbench.planning.dry_trainings import SingleTraining, Training, UnitTraining
@@ -52,8 +54,67 @@ from workbench.training.optim import schedules
 from workbench.training.search.halving import Halving
 
 
+@dataclass(frozen=True)
+class Target:
+    """What a plan is for."""
+
+    devices: int = 1
+    memory: int | None = None
+    """Bytes of each device; None: what is free here."""
+    elsewhere: bool = False
+    """Whether the devices are accelerators that need not be here."""
+    card: Card | None = None
+    """Their name and rates, where they are known."""
+    host: int | None = None
+    """Bytes of the host's memory; None: what is free here, or not known of another machine."""
+
+    @classmethod
+    def of(
+        cls,
+        devices: int | None = None,
+        memory: int | str | None = None,
+        device: str | None = None,
+        host_memory: int | str | None = None,
+    ) -> Target:
+        """Of what `solve` is asked for; raises ConfigError where that makes no sense."""
+        size = None if memory is None else units.byte_size(memory, name="memory")
+        host = None if host_memory is None else units.byte_size(host_memory, name="host_memory")
+        here = backbones.device().type
+        if device == "cpu":
+            if here != "cpu":
+                raise ConfigError(f"device=cpu: this machine trains on {here}. Write CUDA_VISIBLE_DEVICES= before it.")
+            return cls(devices or 1, size, host=host)
+        card = None if device is None else cards.find(device)
+        if card is not None:
+            return cls(devices or 1, size or card.memory, elsewhere=True, card=card, host=host)
+        elsewhere = size is not None and (devices is not None or here == "cpu")
+        if host is None and not elsewhere and here != "cpu":
+            host = int(psutil.virtual_memory().available)
+        return cls(devices or 1, size, elsewhere=elsewhere, host=host)
+
+    def notes(self) -> Iterator[str]:
+        """A sentence on rates that are assumed."""
+        if self.elsewhere and self.card is None:
+            yield (
+                f"Time is assumed: of an accelerator of {step_time.ACCELERATOR_FLOPS / 1e12:.0f} TFLOP/s, or a quarter "
+                "of that. Write --device NAME for a card's own."
+            )
+        elif self.card is not None:
+            low, _, high = step_time.REACHED
+            yield (
+                f"Time is assumed: the {self.card.name} computes {self.card.half / 1e12:,.0f} TFLOP/s in halves "
+                f"({self.card.single / 1e12:,.0f} in float32), of which a step reaches {high:.0%} to {low:.0%}."
+            )
+
+
 def solve(
-    recipe: Recipe, overrides: Sequence[str] = (), *, devices: int | None = None, memory: int | str | None = None
+    recipe: Recipe,
+    overrides: Sequence[str] = (),
+    *,
+    devices: int | None = None,
+    memory: int | str | None = None,
+    device: str | None = None,
+    host_memory: int | str | None = None,
 ) -> SolverChoice:
     """The fastest way to carry out a run that fits, with its memory and time, found without reading a weight.
 
@@ -61,7 +122,10 @@ def solve(
         recipe: A configuration, a YAML file, or the name of a shipped recipe.
         overrides: `key=value` words on top of a file or name.
         devices: How many share the run; None: one. With `memory`, they are accelerators that may be elsewhere.
-        memory: Of each device, in bytes or as `24GB`; None: what is free here.
+        memory: Of each device, in bytes or as `24GB`; None: what is free here, or the card's. On a machine without an
+            accelerator it is that of a card.
+        device: A card by name, such as `4090`, that need not be here; `cpu`: this machine's.
+        host_memory: Of the machine that has all devices, in bytes or as `128GB`; None: what is free here.
 
     Returns:
         The `plan`, and the `config` in which every `auto` is decided. Where nothing fits, `cure` says what would, and
@@ -76,24 +140,24 @@ def solve(
         >>> choice.plan.fits, choice.plan.needed < 1e9
         (True, True)
     """
-    elsewhere, devices = devices is not None and memory is not None, devices or 1
-    memory = None if memory is None else units.byte_size(memory, name="memory")
+    target = Target.of(devices, memory, device, host_memory)
     config = streamed_rows.local(load(recipe, overrides))
 
     def timing(plan: Plan) -> Timed:
         flops = plan.dry_run.flops_per_token
-        if elsewhere:
-            return step_time.assumed(plan.work, flops)
+        if target.elsewhere:
+            single = "float32" in (config.model.weights, config.model.compute)
+            return step_time.assumed(plan.work, flops, target.card, single=single)
         timed = step_time.timed(plan.work, flops)
         # Kernels, and what libraries keep of a step, are there by now.
         return replace(timed, process=process_memory.settled() + plan.end) if plan.device == "cpu" else timed
 
-    if not elsewhere and backbones.device().type == "cpu" and config.over is None and config.task.tokens:
-        config = _with_possible_weights(config, devices=devices, memory=memory)
-    _require_known(config, devices)  # once: what the solver tries first has no shares, whose bytes it adds
+    if not target.elsewhere and backbones.device().type == "cpu" and config.over is None and config.task.tokens:
+        config = _with_possible_weights(config, devices=target.devices, memory=target.memory)
+    _require_known(config, target.devices)  # once: what the solver tries first has no shares, whose bytes it adds
     if config.distributed.zero != "auto":
-        layout_checks.require(config, Ranks(0, devices))
-    make = plan_fleet.remembering(partial(_planned, devices=devices, memory=memory, elsewhere=elsewhere))
+        layout_checks.require(config, Ranks(0, target.devices))
+    make = plan_fleet.remembering(partial(_planned, target=target))
     config = plan_fleet.decided(config, make)
     choice = choose(config, make, timing)
     if not choice.plan.fits or not plan_fleet.can_grow(config):
@@ -139,23 +203,22 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         WorkbenchError: the run would be refused, or its recipe cannot be planned.
     """
     _require_known(config, devices)
-    return _planned(config, devices=devices, memory=memory, elsewhere=elsewhere)
+    return _planned(config, target=Target(devices, memory, elsewhere))
 
 
-def _planned(config: RunConfig, *, devices: int, memory: int | None, elsewhere: bool) -> Plan:
+def _planned(config: RunConfig, *, target: Target) -> Plan:
     config = streamed_rows.local(config)
-    make = partial(_of_device, memory=memory, elsewhere=elsewhere)
+    make = partial(_of_device, target=target)
     if config.distributed.pipeline > 1:
-        return plan_stages.fullest(config, make, devices=devices)
-    return make(config, devices=devices)
+        return plan_stages.fullest(config, make, devices=target.devices)
+    return make(config, devices=target.devices)
 
 
 def _of_device(
     config: RunConfig,
     *,
     devices: int,
-    memory: int | None,
-    elsewhere: bool,
+    target: Target,
     way: Callable[[RunConfig, Run], DryRunParts] | None = None,
 ) -> Plan:
     """The plan of one device, or of the stage that `pipeline.PLANNED` names.
@@ -163,9 +226,10 @@ def _of_device(
     Args:
         way: In place of that of the recipe.
     """
+    memory, elsewhere = target.memory, target.elsewhere
     accelerated = elsewhere or backbones.device().type != "cpu"
     process = WORKSPACES * (not elsewhere) if accelerated else plan_parts.libraries()
-    sentences = list(clock(config))
+    sentences = [*target.notes(), *clock(config)]
     # Weights of rows change neither.
     config = untimed(config.model_copy(update={"data": config.data.unweighted}))
     own = of_one_device(config, devices, accelerated=accelerated)
@@ -203,6 +267,8 @@ def _of_device(
         contents=parts.contents,
         process=process + end,
         end=end,
+        card=target.card,
+        host_memory=target.host,
         offloaded=copies.most,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
         notes=tuple(sentences),
@@ -269,7 +335,7 @@ def of_row(config: RunConfig, tokens: int, *, memory: int | None = None, elsewhe
         assert isinstance(single, TextRun)
         return _single(own, run, dry_text(longest_rows.with_row(single, tokens)))
 
-    return _of_device(config, devices=1, memory=memory, elsewhere=elsewhere, way=one_row)
+    return _of_device(config, devices=1, target=Target(1, memory, elsewhere), way=one_row)
 
 
 Teaching = Callable[[TextRun, Loader], Supervise[ExportedModel]]

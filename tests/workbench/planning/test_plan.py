@@ -52,6 +52,19 @@ def test_what_waits_outside_is_the_hosts_and_of_a_cpu_its_own(tmp_path: Any) -> 
     assert disk.disk >= 12 * COUNT // 4 and disk.facts["disk_bytes"] == 4 * disk.disk
 
 
+def test_a_plan_fits_where_the_device_and_the_host_have_room(capsys: pytest.CaptureFixture[str]) -> None:
+    """The host holds what waits there, of all devices, and a checkpoint: weights in float32 and two states of Adam."""
+    plan = planned(zero=2, offload_optimizer="cpu")
+    assert plan.host_needed == 4 * plan.host + 12 * COUNT
+    assert plan.fits and replace(plan, host_memory=plan.host_needed).fits
+    tight = replace(plan, host_memory=plan.host_needed - 1)
+    assert not tight.fits and tight.host_missing == tight.missing == 1
+    assert replace(tight, memory=plan.needed - 2).missing == 3
+    render.plan(tight)
+    assert "of the host's memory" in " ".join(capsys.readouterr().out.split())
+    assert planned(device="cpu", zero=2, offload_optimizer="cpu").host_needed == 0, "its memory is the host's"
+
+
 def test_a_program_reads_everything_and_a_person_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     ways = (Candidate("float32", 100, 50 * COUNT, False, 1.0), Candidate("float32, zero=3", 100, 7 * COUNT, True, 2.0))
     plan = replace(planned(zero=3, offload_optimizer="cpu", offload_parameters="cpu"), seconds=2.0, tried=ways)

@@ -67,4 +67,4 @@ def test_every_shipped_recipe_is_planned_or_refused_with_a_sentence(
 def test_weights_that_cannot_fit_are_refused_before_a_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.recipes.verbs.plans.plan.dry_run", lambda *_, **__: pytest.fail("a dry run"))
     with pytest.raises(ConfigError, match="its weights alone take"):
-        solve(load("sft/quickstart"), memory=1_000_000)
+        solve(load("sft/quickstart"), memory=1_000_000, device="cpu")
