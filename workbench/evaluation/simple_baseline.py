@@ -5,6 +5,7 @@ Legend: T training rows, M other rows, F features, C outputs (classes, or 1 for 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ WORK = 6_000_000  # characters of the training rows times classes that are read 
 LONGEST, PICTURE = 5000, 100  # characters of a text that are read; those that a picture takes as long as
 SIDE, COLOURS = 64, 8  # pixels of a side from which gradients are counted; bins of each colour channel
 TEXTS, PICTURES = "TF-IDF of words and letters", "gradient and colour histograms"
+NUMBERS = "TF-IDF of words and letters and numbers of columns"
 SCORES: Mapping[Kind, str] = {"several": "micro_f1", "number": "rmse"}
 """The metric that compares models where `evaluate.metric` names none; else accuracy."""
 
@@ -110,8 +112,10 @@ def fit(
     train: LabelledSet, others: LabelledSet, reader: RowReader, labels: Labels, *, seed: int, most: int = MOST
 ) -> Baseline:
     """What a linear model says of other rows that is fitted to at most so many training rows, of different labels;
-    takes seconds. Texts: TF-IDF of words, pairs of words and parts of words; pictures: histograms of oriented gradients
-    (Dalal and Triggs, 2005) and of colours."""
+    takes seconds. Texts: TF-IDF of words, pairs of words and parts of words, and standardised columns of the template
+    that are numbers; pictures: histograms of oriented gradients (Dalal and Triggs, 2005) and of colours."""
+    from sklearn.compose import make_column_transformer
+    from sklearn.impute import SimpleImputer
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
@@ -124,9 +128,34 @@ def fit(
     else:
         features, scale, strength = TEXTS, text_features(), 1.0 if labels.kind == "number" else 10.0
         seen, asked = ([reader.describe(each)[:LONGEST] for each in rows.records] for rows in (train, others))
+        seen_TK, asked_MK = (number_columns(rows) for rows in (train, others))
+        numbers = np.flatnonzero(np.isfinite(seen_TK).all(0))
+        if len(numbers):
+            columns = [
+                (text_features(), 0),
+                (make_pipeline(StandardScaler(), SimpleImputer()), 1 + np.arange(len(numbers))),
+            ]
+            scale, features = make_column_transformer(*columns), NUMBERS
+            seen, asked = (
+                np.column_stack([np.asarray(texts, dtype=object), values[:, numbers]])
+                for texts, values in ((seen, seen_TK), (asked, asked_MK))
+            )
     kind = "ridge regression" if labels.kind == "number" else "logistic regression"
     values = linear_values(labels, seen, train.targets_NC, strength, lambda model: make_pipeline(scale, model))
     return Baseline(features, kind, len(train), values(asked))
+
+
+def number_columns(rows: LabelledSet) -> Floats:
+    """The columns of the template as numbers (rows, columns), NaN where they are none."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            return math.nan
+        return value if math.isfinite(value) else math.nan
+
+    return np.asarray([[number(text) for text in record.fields] for record in rows.records], dtype=np.float64)
 
 
 def linear_values(

@@ -19,6 +19,7 @@ from workbench.config import RunConfig
 from workbench.config.sections.classes_config import Kind
 from workbench.data.labelled import labelled_data, labels
 from workbench.evaluation import simple_baseline
+from workbench.models import classifier
 from workbench.recipes.verbs import features
 from workbench.report.findings import findings
 from workbench.report.run_record import RunRecord, read
@@ -162,3 +163,26 @@ def test_values_have_a_column_for_each_class_and_numbers_their_unit(kind: Kind) 
     else:
         assert values.shape == (40, 3) and (values[:, 2] == 0).all(), "a class that no row has"
         assert ((values[:, 1] > 0.5) == targets[:, 1]).all()
+
+
+@pytest.mark.parametrize("kind", ["one", "number"])
+def test_numbers_of_the_template_are_read_as_numbers(tmp_path: Path, kind: Kind) -> None:
+    """How large a number is decides, which no word says; a row without it is no trouble."""
+    rng, rows = np.random.default_rng(0), list[dict[str, Any]]()
+    for size in rng.normal(size=400):
+        label = 3 * size if kind == "number" else "large" if size > 0 else "small"
+        rows.append({"text": " ".join(rng.choice(WORDS, 5)), "size": f"{size:.4f}", "label": label})
+    rows[390]["size"] = "unknown"
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    classes = {"kind": kind, "text": "Size {size}. {text}"}
+    asked = RunConfig.model_validate({"recipe": "classify", "data": {"train": str(path)}, "classes": classes})
+    reader = classifier.reader_of_backbone(asked)
+    source = reader.read(str(path))
+    meaning = labels.fit(kind, source.labels, source="rows")
+    every = labelled_data.encode(source, reader, meaning)
+    aside_N = np.arange(400) >= 300
+    aside = every.subset(aside_N)
+    found = simple_baseline.fit(every.subset(~aside_N), aside, reader, meaning, seed=0)
+    assert found.features == simple_baseline.NUMBERS
+    score = simple_baseline.compare(meaning, found, found.values_MC, aside.targets_NC, every.targets_NC)
+    assert score.score.second > 0.95 if kind == "one" else score.score.second < 0.3 * score.floor
