@@ -167,7 +167,7 @@ def export(
 
 def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> None:
     """Refuse, before weights are read, what the target could not load, or would load as something else."""
-    merge.require_read_once(run, config)
+    run_directory.require_read_once(run, config)
     if config.over is not None and config.over.folds and not config.refits:
         merge.require_one_model(run, config)
     head = config.task.head

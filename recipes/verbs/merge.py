@@ -17,7 +17,6 @@ from workbench.models import backbones, exported
 from workbench.models.backbones import DTYPES, QUANTISED
 from workbench.recipes.task import OutputError, RunOutputs, implementation
 from workbench.runs import files, run_directory
-from workbench.runs.resume_command import finish
 from workbench.runs.trust import Trust
 
 
@@ -99,7 +98,7 @@ def _rounded(run: Path, config: RunConfig, reference: RunOutputs, weights: str) 
 def require_one_model(run: Path, config: RunConfig) -> None:
     """Raise ConfigError where a run's adapter cannot be added into one backbone."""
     adapters.require_mergeable(config.adapter)
-    require_read_once(run, config)
+    run_directory.require_read_once(run, config)
     if "parts" in files.read_json(run / "decision.json"):
         raise ConfigError(
             f"{run}: a blend is no single model. Teach one adapter what it says: `workbench run distill/ensemble "
@@ -109,16 +108,6 @@ def require_one_model(run: Path, config: RunConfig) -> None:
         raise ConfigError(
             f"{run}: an ensemble of {config.folds.k} folds is no single model. Run again with folds.refit=true, whose "
             "adapter trains on all rows."
-        )
-
-
-def require_read_once(run: Path, config: RunConfig) -> None:
-    """Raise ConfigError where a run of one adapter answers by several views of a row."""
-    if config.over is None and run_directory.reads_views(run, config):
-        raise ConfigError(
-            f"{run}: it answers by several views of a row (tta), which its adapter alone does not. Let it read rows "
-            f"once, without training again, by `{finish(run)} tta.keep=false`, or name it as distill.teacher.id, and "
-            "its student answers at once what the views say together."
         )
 
 

@@ -19,6 +19,7 @@ from workbench.crossval.ensembles import PARTS
 from workbench.crossval.gains import Gain
 from workbench.crossval.tta import TtaDecision
 from workbench.data import tta_views
+from workbench.data.batching import Indices
 from workbench.data.folds.duplicates import Ints
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
@@ -63,11 +64,20 @@ def in_words(config: RunConfig, names: Sequence[str]) -> str:
 
 
 def require_witnesses(source: str, cluster_N: Ints) -> None:
-    """Raise DataError where all held-out rows are near-duplicates, of the cluster 0."""
-    if cluster_N.max() == 0:
+    """Raise DataError where held-out rows are all near-duplicates."""
+    if len(np.unique(cluster_N)) < 2:
         raise DataError(
             f"{source}: held-out rows that are one, or all alike, cannot say whether tta.views help. Give others as "
             "data.held_out, or leave tta out."
+        )
+
+
+def require_change(source: str, view: str, pairs: Iterable[tuple[Indices, Indices]]) -> None:
+    """Raise DataError where the tokens of every row are the same in a view."""
+    if all(np.array_equal(one, other) for one, other in pairs):
+        raise DataError(
+            f"{source}: view {view} changes no row as the model reads it: its tokenizer may ignore case. "
+            f"Leave {view} out of tta.views."
         )
 
 

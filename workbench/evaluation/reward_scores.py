@@ -16,6 +16,7 @@ from scipy import special
 from workbench.config.sections.rewards_config import Aggregate
 from workbench.data import named_sets
 from workbench.data.batching import Indices
+from workbench.data.text.conversation_views import ConversationView
 from workbench.data.text.preference_pairs import PreferenceSet, answer_rows
 from workbench.data.text.stepwise import RIGHT, StepSet
 from workbench.data.text.tokenized_set import TokenizedSet
@@ -35,7 +36,9 @@ AGGREGATES: dict[Aggregate, Callable[[Floats], float]] = {
 }  # the reward of an answer from the probabilities that its steps are right
 
 
-def read_rewards(model: RewardModel, rows: TokenizedSet, *, scoring: ModelResults | None = None) -> Floats:
+def read_rewards(
+    model: RewardModel, rows: TokenizedSet | ConversationView, *, scoring: ModelResults | None = None
+) -> Floats:
     """Reward (S,) of each answer; `scoring` keeps results where the run may be stopped."""
     device = next(model.model.parameters()).device
 

@@ -293,6 +293,17 @@ def reads_views(path: Path, config: RunConfig) -> bool:
     return config.tta.wanted and files.read_json(path / "decision.json").get("tta") is not None
 
 
+def require_read_once(path: Path, config: RunConfig) -> None:
+    """Raise ConfigError where a run of one adapter answers by several views of a row."""
+    if config.over is None and reads_views(path, config):
+        student = ", or name it as distill.teacher.id: a student says at once what the views say together"
+        cure = f"`{finish(path)} tta.keep=false`{student if config.task.students else ''}"
+        raise ConfigError(
+            f"{path}: it answers by several views of a row (tta), which its adapter alone does not. Let it read rows "
+            f"once, without training again, by {cure}."
+        )
+
+
 def instead(path: Path) -> str:
     """What to write in place of a PEFT adapter that stands where a run is wanted; empty where none stands there."""
     if not (path / "adapter_config.json").is_file():

@@ -34,6 +34,8 @@ def _check(config: RunSections) -> Iterator[str]:
     for key in keys:
         if getattr(reward, key) != fields[key].default:
             yield f"reward.{key} is for reward.kind={other}, not for {reward.kind}. Leave it out."
+    if reward.kind == "process" and config.tta.views:
+        yield "tta reads whole answers in several views, and reward.kind=process rates their steps. Leave tta out."
     if reward.kind == "process" and any(MARGIN in own.columns for own in config.data.training_files.values()):
         yield "data.columns.margin compares two answers, and reward.kind=process rates steps. Leave it out."
 
@@ -67,7 +69,8 @@ FACTS = register(
         devices=True,
         pipeline=None,
         banked=True,
-        sections=("reward",),
+        views=("lower", "upper", "typos"),
+        sections=("reward", "tta"),
         check=_check,
         report="rewards",
         predicts=("answers.csv", "rate every answer of a file"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from scipy import special
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -14,6 +17,7 @@ from workbench.config.sections.basic_sections import MARGIN
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.held_out_split import Splits
+from workbench.data.labelled.labels import Labels
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.preference_pairs import (
@@ -32,6 +36,7 @@ from workbench.models.backbones import Backbone
 from workbench.models.reward_model import RewardModel
 from workbench.recipes.single.single_run import Scored
 from workbench.recipes.tasks.reward.reward_run import RatingRun, chat_encoder
+from workbench.runs import run_directory
 from workbench.training import preflight
 from workbench.training.bank_trainer import Objective
 from workbench.training.optim.schedules import total_steps
@@ -39,6 +44,8 @@ from workbench.training.signal import TrainingSignal
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from workbench.data.text.conversation_views import ConversationView
 
 Scores = dict[str, Any]
 
@@ -52,10 +59,31 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     data = read(config, tokenizer, template)
     pairs = data.map(lambda split: preference_set(split, pairs=True))
     require_preferences(pairs)
+    _require_views(pairs.held_out, config, tokenizer)
     train = mixture.mixed(pairs.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = list(pairs.named().values())
     return tokenizer, template, pairs, preflight.require_backbone(config, splits, model_heads.of(config))
+
+
+def _require_views(rows: PreferenceSet, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise DataError where the held-out pairs could not judge a view."""
+    if not config.tta.wanted:
+        return
+    from workbench.crossval import run_views  # which few runs ask for
+
+    run_views.require_witnesses(rows.answers.source, prompts(rows)[~rows.ties])
+    for view in seen(rows.answers, config, tokenizer):
+        pairs = ((rows.answers[row].input_ids, view[row].input_ids) for row in range(len(view)))
+        run_views.require_change(rows.answers.source, view.name, pairs)
+
+
+def seen(answers: TokenizedSet, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[ConversationView]:
+    """Answers in each view that `tta` names."""
+    from workbench.data.text import conversation_views  # which few runs ask for
+
+    max_tokens = config.data.max_tokens
+    return conversation_views.views(answers, config.tta, tokenizer, seed=config.seed, max_tokens=max_tokens)
 
 
 def read(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder) -> Splits[TokenizedSet]:
@@ -103,12 +131,32 @@ class RewardRun(RatingRun[PreferenceSet]):
         return TrainingSignal(mixture.mixed(train, self.config), loss, reads_packed=packed)
 
     def held_out_loss(self, live: RewardModel) -> tuple[float, Mapping[str, float]]:
-        scores, _ = score(live, self.pairs.held_out, self.config)
+        scores, _ = score(self.run.home, live, self.pairs.held_out, self.config)
         return scores["loss"], {"held_out_reward[accuracy]": scores["accuracy"]} | named_sets.held_out_losses(scores)
 
     def score(self, model: RewardModel, rows: PreferenceSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
-            return Scored(*score(model, rows, self.config, scoring))
+            return Scored(*score(self.run.home, model, rows, self.config, scoring))
+
+    def decide_views(self, model: RewardModel, scoring: ModelResults) -> Mapping[str, Any] | None:
+        from workbench.crossval import gains, run_views  # which few runs ask for
+
+        rows = self.pairs.held_out
+        reward_VS = rewards_in_views(model, rows.answers, self.config, scoring)
+        gap_P, merged_P = (np.diff(each.reshape(-1, 2))[:, 0][~rows.ties] for each in (reward_VS[0], reward_VS.mean(0)))
+        before_P2, after_P2 = (special.expit(np.stack([-gap, gap], axis=1)) for gap in (gap_P, merged_P))
+        gain = gains.gain(
+            Labels("pair", ("chosen", "rejected")),
+            before_P2,
+            after_P2,
+            np.tile(np.asarray([1, 0], dtype=np.float32), (len(gap_P), 1)),
+            least=self.config.tta.least_gain,
+            groups_N=prompts(rows)[~rows.ties],
+        )
+        gain = run_views.settled(self.config, gain)
+        why = f"{len(reward_VS) - 1} views of all pairs. {gain.sentence}"
+        run_views.tell(self.config, self.run, self.callback, gain, why)
+        return {"views": list(self.config.tta.views), "copies": self.config.tta.copies} if gain.accepted else None
 
     def predictions(
         self, model: RewardModel, rows: PreferenceSet, outputs: Floats, before: Mapping[str, Any]
@@ -116,11 +164,40 @@ class RewardRun(RatingRun[PreferenceSet]):
         return table(model, rows, outputs)
 
 
+def rewards_in_views(
+    model: RewardModel, answers: TokenizedSet, config: RunConfig, scoring: ModelResults | None = None
+) -> Floats:
+    """Rewards (V, S) of answers as they are, and in each view that `tta` names."""
+    views: list[TokenizedSet | ConversationView] = [answers, *seen(answers, config, model.tokenizer)]
+    return np.stack([reward_scores.read_rewards(model, each, scoring=scoring) for each in views])
+
+
+def rewards(
+    run: Path, model: RewardModel, answers: TokenizedSet, config: RunConfig, scoring: ModelResults | None = None
+) -> Floats:
+    """Reward (S,) of each answer by the model of the run at `run`: the mean over views, where it decided so."""
+    if run_directory.reads_views(run, config):
+        mean_S: Floats = rewards_in_views(model, answers, config, scoring).mean(0)
+        return mean_S
+    return reward_scores.read_rewards(model, answers, scoring=scoring)
+
+
+def prompts(rows: PreferenceSet) -> Indices:
+    """Number of the prompt (P,) of each pair: the tokens that both its answers begin with."""
+    shared = []
+    for pair in range(len(rows)):
+        one, other = (rows.answers[2 * pair + side].input_ids for side in (0, 1))
+        length = min(len(one), len(other))
+        parts = np.flatnonzero(one[:length] != other[:length])
+        shared.append(one[: parts[0] if len(parts) else length].tobytes())
+    return np.unique(shared, return_inverse=True)[1]
+
+
 def score(
-    model: RewardModel, rows: PreferenceSet, config: RunConfig, scoring: ModelResults | None = None
+    run: Path, model: RewardModel, rows: PreferenceSet, config: RunConfig, scoring: ModelResults | None = None
 ) -> tuple[dict[str, float], Floats]:
-    """Scores of a reward model on pairs, and the reward of each answer (S,)."""
-    reward_S = reward_scores.read_rewards(model, rows.answers, scoring=scoring)
+    """Scores of a run's reward model on pairs, and the reward of each answer (S,)."""
+    reward_S = rewards(run, model, rows.answers, config, scoring)
     return reward_scores.reward_scores_by_set(rows, reward_S, centre=config.reward.centre), reward_S
 
 

@@ -62,7 +62,7 @@ def _by_members(run: Path, config: RunConfig, rows: TokenizedSet, scoring: Model
     reward_MS = []
     for each in run_directory.fold_members(run):
         own = None if scoring is None else scoring.store.by(each.name)
-        reward_MS.append(reward_scores.read_rewards(load(each, config), rows, scoring=own))
+        reward_MS.append(outcome_reward.rewards(run, load(each, config), rows, config, own))
     return np.asarray(reward_MS, dtype=np.float64)
 
 
@@ -137,9 +137,8 @@ class RewardTask(Task):
         data = outcome_reward.without_margins(config.data)
         rows = tokenized.read_files(data.test_files, data, model.tokenizer, PreferenceEncoder(model.template))
         if rows is None:
-            return outcome_reward.score(
-                model, preference_set(held_out(model, config), pairs=True), config, turn.scoring
-            )[0]
+            held = preference_set(held_out(model, config), pairs=True)
+            return outcome_reward.score(run, model, held, config, turn.scoring)[0]
         reward_MS = _by_members(run, config, rows, turn.scoring)
         scores = reward_scores.reward_scores_by_set(
             preference_set(rows, pairs=True), reward_MS.mean(0), centre=config.reward.centre

@@ -107,6 +107,7 @@ def _load_rater(run: Path, wanted: ModelReward) -> Rater:
             f"rewards, model: {run} is a run of recipe {config.recipe}, which tells no reward. Name a run of recipe "
             "reward: workbench run reward/quickstart data.train=pairs.jsonl"
         )
+    run_directory.require_read_once(run, config)
     own = config.reward
     if wanted.aggregate is not None:
         if own.kind != "process":

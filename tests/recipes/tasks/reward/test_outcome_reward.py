@@ -21,7 +21,7 @@ from tests.run_files import read_losses, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.config.sections.rewards_config import ModelReward
 from workbench.data.text.generated_answers import Answer
-from workbench.errors import ConfigError, Stopped
+from workbench.errors import ConfigError, DataError, Stopped
 from workbench.evaluation import reward_scores, rewards
 from workbench.evaluation.rewards.reward_sum import RewardEnsemble
 from workbench.recipes.load import load
@@ -234,3 +234,41 @@ def test_a_stopped_run_resumes_to_the_same_bits(train: Train, monkeypatch: pytes
 def test_a_plan(train: Train, folder: Path) -> None:
     found = plan(load(folder / "recipe.yaml", ["batch.tokens_per_device=200"]))
     assert found.dry_run.micro_batches > 1 and found.size.trainable > 0
+
+
+@pytest.mark.slow
+def test_rewards_of_kept_views_are_their_mean_in_every_verb(train: Train, folder: Path, tmp_path: Path) -> None:
+    run = train("tta={views: [lower, typos], copies: 2, keep: true}", name="viewed")
+    scores, config = read_scores(run), load(run / "config.yaml")
+    assert evaluate(run, []) == pytest.approx(scores["after"]) and scores["after"]["loss"] != scores["plain"]["loss"]
+    model = task.load(run, config)
+    answers = task.held_out(model, config)
+    views = list(outcome_reward.seen(answers, config, model.tokenizer))
+    assert [view.name for view in views] == ["lower", "typos", "typos"]
+    reward_VS = [reward_scores.read_rewards(model, each) for each in (answers, *views)]
+    kept = pd.read_parquet(run / "predictions.parquet")
+    wanted = np.mean(reward_VS, axis=0).reshape(-1, 2)
+    np.testing.assert_allclose(kept[["chosen_reward", "rejected_reward"]], wanted, atol=1e-6)
+    predict(run, str(folder / "pairs.jsonl"), out=tmp_path / "p.csv", max_new_tokens=1)
+    found = pd.read_csv(tmp_path / "p.csv").set_index("row")["reward"]
+    np.testing.assert_allclose(found[[answers.place(n) for n in range(len(answers))]], wanted.ravel(), atol=1e-5)
+    for ask in (
+        lambda: merge(run, out=tmp_path / "merged"),
+        lambda: rewards.build([ModelReward(run=str(run))]),
+    ):
+        with pytest.raises(ConfigError, match="several views of a row"):
+            ask()
+
+
+def test_views_that_held_out_pairs_cannot_judge_are_refused(folder: Path, train: Train, short_stories: str) -> None:
+    write_lines(folder / "one.jsonl", [pair(1000)] * 3)
+    lower = {name: value.lower() if isinstance(value, str) else value for name, value in pair(1001).items()}
+    write_lines(folder / "lower.jsonl", [lower, {**lower, "prompt": "and now?"}])
+    for words, told in (
+        (["tta={views: [lower]}", f"data.held_out={folder / 'one.jsonl'}"], "all alike, cannot say whether tta.views"),
+        (["tta={views: [lower]}", f"data.held_out={folder / 'lower.jsonl'}"], "view lower changes no row"),
+        (["tta={views: [swap]}"], "recipe=reward needs views that keep every word"),
+        (["tta={views: [lower]}", "reward.kind=process"], "rates their steps. Leave tta out"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=told):
+            check(load(folder / "recipe.yaml", words))
