@@ -19,7 +19,6 @@ from workbench.crossval.ensembles import PARTS
 from workbench.crossval.gains import Gain
 from workbench.crossval.tta import TtaDecision
 from workbench.data import tta_views
-from workbench.data.batching import Indices
 from workbench.data.folds.duplicates import Ints
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
@@ -72,7 +71,7 @@ def require_witnesses(source: str, cluster_N: Ints) -> None:
         )
 
 
-def require_change(source: str, view: str, pairs: Iterable[tuple[Indices, Indices]]) -> None:
+def require_change(source: str, view: str, pairs: Iterable[tuple[Ints, Ints]]) -> None:
     """Raise DataError where the tokens of every row are the same in a view."""
     if all(np.array_equal(one, other) for one, other in pairs):
         raise DataError(
