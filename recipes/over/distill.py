@@ -47,7 +47,7 @@ from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
-from workbench.recipes.over import distill_control, distill_peers
+from workbench.recipes.over import distill_answers, distill_control, distill_peers
 from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.task import MembersAtOnce
 from workbench.recipes.tasks.sft import text_run
@@ -153,7 +153,11 @@ def taught(config: RunConfig, base: RunConfig, source: TeacherSource | None, ins
     """The same findings of `check` of a student of tokens, where somebody can teach it."""
     tokenizer = backbones.tokenizer(base.model)
     template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=text_run.read_template(base))
-    require_teachable(config, base, source, tokenizer, template, inspection.data)
+    if config.distill.answers is not None:
+        distill_answers.writer(config, source)
+        distill_answers.questions(base, inspection.data.train, config)
+    else:
+        require_teachable(config, base, source, tokenizer, template, inspection.data)
     return inspection
 
 
@@ -166,10 +170,15 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource | None, run:
         source: The teacher; None where a server or adapters teach, or a cache holds what was said.
     """
     tokenizer, template, data = text_run.prepare(base, run)
-    require_teachable(config, base, source, tokenizer, template, data)
+    own = data
+    if config.distill.answers is not None:
+        about = (config, base, source, run, data.train, tokenizer, template, callback)
+        data, own = (data._replace(train=train) for train in distill_answers.rows(*about))
+    else:
+        require_teachable(config, base, source, tokenizer, template, data)
     students.make(config, source, run.home / STUDENT, weights=True, rows=data.train, callback=callback, run=run)
     student = text_run.TextRun(base, run, callback, tokenizer, template, data)
-    more = distill_control.trained(config, source, student)
+    more = distill_control.trained(config, source, replace(student, data=own))
     if config.distill.peers is not None:
         distill_peers.train(config, student)
     elif not config.distill.asks_teacher:

@@ -28,6 +28,8 @@ def wanted(config: RunConfig, source: TeacherSource | None, model: ModelConfig, 
     section = config.distill
     if section.control != "auto":
         return section.control
+    if section.answers is not None:
+        return not config.budget.timed  # answers are written token by token
     if source is None or not section.asks_teacher or config.budget.timed:
         return False
     if section.on_policy.share:

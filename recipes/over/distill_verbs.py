@@ -87,4 +87,7 @@ def _sentence(config: RunConfig) -> str:
     named = ", ".join(teacher) if isinstance(teacher, tuple) else str(teacher)
     if section.teacher.url is not None:
         named = f"{named} at {section.teacher.url}"
+    if (answers := section.answers) is not None:
+        learnt = "the best is learnt" if answers.to == "best" else "all different ones are learnt"
+        return f"Teacher: {named}. It writes {answers.n} answers to each training prompt, of which {learnt}."
     return f"Teacher: {named}. Loss: {section.loss}, alpha {section.alpha}, temperature {section.temperature}."

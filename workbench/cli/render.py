@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from workbench.models.model_sizes import SizeTable
     from workbench.planning.plan import Plan
     from workbench.recipes.over.blend import Blended
+    from workbench.recipes.single.sampled_answers import SampledRows
     from workbench.recipes.verbs.combine import Combined
     from workbench.recipes.verbs.data_report import DataReport
     from workbench.recipes.verbs.export import Exported
     from workbench.recipes.verbs.merge import Merged
     from workbench.recipes.verbs.plans.longest_rows import LongestRow
     from workbench.recipes.verbs.rate_finder import Tried
-    from workbench.recipes.verbs.sample import SampledRows
     from workbench.report import Comparison
 
 OUT = Console(highlight=False, soft_wrap=False)
@@ -350,7 +350,11 @@ def sampled(sampled: SampledRows, out: Path) -> None:
         f"{sampled.rows:,} rows in {out}, from {sampled.answers:,} answers to {sampled.prompts:,} prompts; "
         f"{sampled.finished:.0%} ended by themselves."
     )
-    typer.echo(f"Mean reward {sampled.reward:.3f}{best}.")
+    if sampled.reward is not None:
+        typer.echo(f"Mean reward {sampled.reward:.3f}{best}.")
+    if sampled.tokens is not None:
+        cost = "" if sampled.cost is None else f", which cost {sampled.cost:.4g}"
+        typer.echo(f"The server read {sampled.tokens[0]:,} tokens and wrote {sampled.tokens[1]:,}{cost}.")
     signals = sampled.signals
     if "best_words" in signals:
         typer.echo(
@@ -361,6 +365,8 @@ def sampled(sampled: SampledRows, out: Path) -> None:
         typer.echo(f"Rank correlation of length and reward: {signals['length_correlation']:+.2f}.")
     for reason in sampled.left_out[:20]:
         typer.echo(f"left out: {reason}", err=True)
+    if (more := len(sampled.left_out) - 20) > 0:
+        typer.echo(f"left out: {more:,} more.", err=True)
 
 
 def merged(merged: Merged, out: Path) -> None:

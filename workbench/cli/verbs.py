@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -398,13 +398,15 @@ def generate(
 
 @app.command()
 def sample(
-    run: RunFolder,
-    prompts: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
-    score: Annotated[
-        list[str], typer.Option(help="number, unit_tests, my.py[:function], a reward run, '{kind: ...}'.")
+    teacher: Annotated[
+        str, typer.Argument(help="A run directory, a folder or hub id of a model, or an address up to /v1.")
     ],
+    prompts: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
     out: Annotated[Path, typer.Option(help="A .jsonl file to write.")],
     overrides: RunSettings = None,
+    score: Annotated[
+        list[str] | None, typer.Option(help="number, unit_tests, my.py[:function], a reward run, '{kind: ...}'.")
+    ] = None,
     to: Annotated[str, typer.Option(help="Rows to write: best, accepted, pairs or all.")] = "best",
     n: Annotated[int, typer.Option("--n", min=1, help="Answers to each prompt.")] = 8,
     temperature: Annotated[float, typer.Option(help="Logits are divided by it.")] = 1.0,
@@ -412,20 +414,34 @@ def sample(
     least: Annotated[float | None, typer.Option(help="Lowest reward of an answer that is kept.")] = None,
     margin: Annotated[float, typer.Option(min=0, help="By how much the rewards of a pair differ at least.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    model: Annotated[str | None, typer.Option(help="Of an address: the model's name there.")] = None,
+    at_once: Annotated[int, typer.Option(min=1, max=100, help="Of an address: requests at the same time.")] = 4,
+    retries: Annotated[int, typer.Option(min=0, help="Of an address: after failures that may pass.")] = 7,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Of an address: longest wait, in seconds.")] = 600.0,
+    price: Annotated[str | None, typer.Option(help="Of a million tokens that are read, and written: 0.5,1.5.")] = None,
     trust: Trusted = False,
 ) -> None:
     """Sample answers, score them, and write rows. For SFT (best, accepted) or preferences (pairs); repeat to resume."""
-    _require_run(run)
+    from workbench.config.sections.distill_config import RequestLimits
+    from workbench.schema import parse
+
+    values: dict[str, Any] = {"at_once": at_once, "retries": retries, "timeout": timeout}
+    values |= {} if price is None else {"price": price.split(",")}
+    limits = parse(RequestLimits, values, source="the command line")
+    if not _may_be_model(teacher):
+        _require_run(Path(teacher))
     with importing():
         from workbench.cli import render
         from workbench.recipes.verbs.sample import sample as write
 
     sampled = write(
-        run,
+        teacher,
         prompts,
         overrides or (),
-        score=score,
+        score=score or (),
         out=out,
+        model=model,
+        limits=limits,
         to=to,
         n=n,
         temperature=temperature,
@@ -436,6 +452,15 @@ def sample(
         trust=trust,
     )
     render.sampled(sampled, out)
+
+
+def _may_be_model(teacher: str) -> bool:
+    """Whether a teacher that is no run directory can be a model or an address; else it is a run that is not there."""
+    path = Path(teacher)
+    if teacher.startswith(("http://", "https://")) or (path / "config.json").is_file():
+        return True
+    there = path.exists() or (len(path.parts) > 1 and path.parent.is_dir())
+    return not there and teacher.count("/") < 2 and not teacher.startswith((".", "~", "/"))
 
 
 @app.command()

@@ -33,12 +33,12 @@ def worth(record: RunRecord) -> Worth | None:
     found = _main(_pairs(record, control), record)
     if found is None:
         return None
-    text = _told(found, "held-out")
+    text = _told(found, "held-out", record)
     name = "test_predictions.parquet"
     if (folder / name).exists() and (record.folder / name).exists():
         tables = (pd.read_parquet(each / name) for each in (folder, record.folder))
         if tested := next((each for each in comparison.compare(*tables) if each.name == found.name), None):
-            text += f"; {_told(tested, 'test')}"
+            text += f"; {_told(tested, 'test', record)}"
     verdict = _verdict(found)
     words = {"helped": "The teacher helped", "harmed": "The teacher harmed"}
     return Worth(verdict, f"{words.get(verdict, 'The teacher made no difference beyond chance')}: {text}.")
@@ -54,9 +54,15 @@ def _pairs(record: RunRecord, control: RunRecord) -> list[PairedScore]:
 
 
 def _main(pairs: list[PairedScore], record: RunRecord) -> PairedScore | None:
-    """The score that decides: the task's own where rows have it, else the first."""
+    """The score that decides: the task's own where rows have it, else the first. A student of written answers is judged
+    by its own: it gives those of the data less probability, however good they are."""
     known = {each.name: each for each in pairs}
-    return known.get("accuracy") if record.classifies and "accuracy" in known else next(iter(pairs), None)
+    name = "accuracy" if record.classifies else "f1" if _by_answers(record) else ""
+    return known.get(name) or next(iter(pairs), None)
+
+
+def _by_answers(record: RunRecord) -> bool:
+    return "answers" in record.manifest.get("distill", {})
 
 
 def _verdict(score: PairedScore) -> Literal["helped", "no difference", "harmed"]:
@@ -65,9 +71,10 @@ def _verdict(score: PairedScore) -> Literal["helped", "no difference", "harmed"]
     return "helped" if (score.difference < 0) == (score.name in FALLING) else "harmed"
 
 
-def _told(score: PairedScore, rows: str) -> str:
+def _told(score: PairedScore, rows: str, record: RunRecord) -> str:
+    without = "the rows' own answers" if _by_answers(record) else "labels alone"
     low, high = score.interval or (0.0, 0.0)
     return (
-        f"{rows} {score.name.replace('_', ' ')} {score.second:.4g}, on labels alone {score.first:.4g} "
+        f"{rows} {score.name.replace('_', ' ')} {score.second:.4g}, on {without} {score.first:.4g} "
         f"({score.difference:+.4f}; 95 %: {low:+.4f} to {high:+.4f}, {score.rows:,} rows)"
     )

@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
@@ -13,12 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.errors import BackboneError, ConfigError
 
-WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds before each retry."""
+WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Seconds before each retry, where the server names no longer wait."""
+LONGEST_WAIT = 600.0
+"""Seconds that a server may ask to be left alone before the request is given up."""
 SECONDS = 600.0
 """Longest wait for an answer."""
 _PREFIX = "token_id:"
-_PASSING = {408, 429, 500, 502, 503, 504}
+_PASSING = {408, 429, *range(500, 600)} - {501, 505}
 """Status codes that are worth a retry."""
 
 
@@ -32,13 +36,18 @@ class OpenAIClient:
     client: httpx2.Client
     kept: str
     """Says in errors what is kept, such as answers on disk."""
+    retries: int | None = None
+    """Retries after a passing failure; None: one after each of WAITS."""
 
     @staticmethod
-    def of(url: str, *, key: str, kept: str) -> OpenAIClient:
-        """The server at an address up to /v1; OPENAI_API_KEY in the environment holds its secret, if any."""
-        secret = os.environ.get("OPENAI_API_KEY")
-        headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
-        return OpenAIClient(url.rstrip("/"), key, httpx2.Client(headers=headers, timeout=SECONDS), kept)
+    def of(url: str, *, key: str, kept: str, seconds: float = SECONDS, retries: int | None = None) -> OpenAIClient:
+        """The server at an address up to /v1; OPENAI_API_KEY in the environment holds its secret, if any. `seconds`:
+        the longest wait for an answer."""
+        secret = os.environ.get("OPENAI_API_KEY", "").strip()
+        if not (secret.isascii() and secret.isprintable()):
+            raise ConfigError("OPENAI_API_KEY holds characters that no request can carry. Set it to the key alone.")
+        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        return OpenAIClient(url.rstrip("/"), key, httpx2.Client(headers=headers, timeout=seconds), kept, retries)
 
     def __enter__(self) -> OpenAIClient:
         return self
@@ -54,7 +63,8 @@ class OpenAIClient:
     def require_model(self, model: str, *, key: str) -> None:
         """Raise ConfigError where the server has no model of this name, the value of `key`."""
         payload = self.json(self.sent("GET", "models", None, patient=False))
-        names = [str(each.get("id")) for each in payload.get("data", [])]
+        listed = payload.get("data")
+        names = [str(each.get("id")) for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
         if model not in names:
             known = ", ".join(sorted(names)) or "none"
             raise ConfigError(f"{key}={model} is no model of {self.url}. It has: {known}.")
@@ -115,22 +125,40 @@ class OpenAIClient:
             BackboneError: The server does not answer.
             ConfigError: The address is invalid.
         """
-        for wait in (*(WAITS if patient else ()), None):
+        count = (len(WAITS) if self.retries is None else self.retries) if patient else 0
+        for retry in range(count + 1):
+            asked = 0.0
             try:
                 response = self.client.request(method, f"{self.url}/{path}", json=body)
-            except httpx2.TransportError as error:
+            except (httpx2.TransportError, httpx2.DecodingError) as error:
                 why = f"{type(error).__name__}: {error}"
-            except httpx2.InvalidURL as error:
+            except (httpx2.InvalidURL, UnicodeError) as error:
                 raise ConfigError(f"{self.named} is no address: {error}.") from None
             else:
                 if response.status_code not in _PASSING:
                     return response
-                why = f"status {response.status_code}: {reason(response)}"
-            if wait is not None:
-                time.sleep(wait)
+                why, asked = f"status {response.status_code}: {reason(response)}", seconds_asked(response)
+            if asked > LONGEST_WAIT:
+                why += f" It asks to be left alone for {asked:,.0f} s."
+                break
+            if retry < count:
+                time.sleep(max(asked, WAITS[min(retry, len(WAITS) - 1)]))
         raise BackboneError(
             f"{self.named} does not answer ({why}). Start the server, or correct the address; {self.kept}."
         )
+
+
+def seconds_asked(response: httpx2.Response) -> float:
+    """Seconds after which the server wants to be asked again (Retry-After, a number or a date); 0 where it does not
+    say."""
+    value = response.headers.get("Retry-After", "").strip()
+    if value.isdecimal():
+        return float(value)
+    try:
+        when = parsedate_to_datetime(value)
+        return max(0.0, (when - datetime.now(when.tzinfo and timezone.utc)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0
 
 
 def mismatch(
@@ -160,9 +188,12 @@ def token_number(token: str) -> int:
 
 
 def reason(response: httpx2.Response) -> str:
-    """Message of an error in OpenAI's form, or the beginning of the response."""
+    """Message of an error in OpenAI's form, or the beginning of the response, without the key that was sent."""
     try:
         error = response.json()["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
+        said = str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
-        return repr(response.text[:200])
+        said = repr(response.text)
+    _, _, secret = response.request.headers.get("Authorization", "").partition(" ")
+    said = said.replace(secret, "***") if secret else said
+    return said if len(said) <= 300 else f"{said[:300]} ..."

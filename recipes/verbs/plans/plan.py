@@ -385,6 +385,9 @@ def _student(config: RunConfig, run: Run) -> DryRunParts:
 
     section = config.distill
     base = distill_expansion.student_config(config, run.path)
+    if section.answers is not None:  # the teacher is gone by the time the student trains, on rows like these
+        students.make(config, distill.find_teacher(config), run.path / STUDENT, weights=False)
+        return _single(base, run, implementation(base).dry(base, run))
     source = distill.find_teacher(config) if base.task.tokens and section.peers is None else None
     if source is None:
         raise ConfigError(
@@ -472,6 +475,8 @@ def notes(config: RunConfig) -> Iterator[str]:
         yield f"What {config.distributed.deepspeed} asks for is not counted: each device is taken to hold everything."
     if config.distill.on_policy.share:
         yield "Answers that the student writes itself (distill.on_policy) are not counted: they may be longer."
+    if config.distill.answers is not None:
+        yield "The teacher, which writes answers before the student trains, is not counted, nor the control."
     if config.data.sampling.by == "importance":
         yield "Rows that data.sampling.by=importance looks at are not counted: only the run finds out where that pays."
     if config.batch.growth is not None:

@@ -18,10 +18,10 @@ from workbench.data.text.generated_answers import Answer
 from workbench.evaluation import rewards
 from workbench.evaluation.rewards.reward_sum import RewardEnsemble
 from workbench.recipes.load import load
+from workbench.recipes.single.sampled_answers import AnswerGroup, ScoredAnswer, rows_to_write
 from workbench.recipes.tasks.reward import outcome_reward
 from workbench.recipes.verbs.evaluate import evaluate
 from workbench.recipes.verbs.generate import predict
-from workbench.recipes.verbs.sample import AnswerGroup, ScoredAnswer, rows_to_write
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 

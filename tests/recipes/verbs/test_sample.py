@@ -22,7 +22,8 @@ from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
 from workbench.evaluation import generation
 from workbench.evaluation.generation import AnswerSampler
-from workbench.recipes.verbs.sample import AnswerGroup, SampledRows, ScoredAnswer, rows_to_write, sample
+from workbench.recipes.single.sampled_answers import AnswerGroup, SampledRows, ScoredAnswer, rows_to_write
+from workbench.recipes.verbs.sample import sample
 
 LETTERS = """
 from pathlib import Path

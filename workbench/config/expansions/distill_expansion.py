@@ -68,6 +68,8 @@ def as_plain_run(config: Run) -> Run:
     if config.data.mix.by == "learned":
         why = "compares sources by losses of rows, and a distillation measures none"
         mistakes.append(("data.mix.by=learned", f"{why}. Write data.mix.by=size or weight."))
+    if config.data.sources and section.answers is not None:
+        mistakes.append(("distill.answers", "are written to the rows of one file. Write data.train, or leave it out."))
     if config.data.sources and section.unlabelled is not None:
         why = "its rows would be drawn between those of data.sources, whose shares of an epoch are exact"
         mistakes.append(("distill.unlabelled", f"{why}. Leave it out, or write data.train."))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, cast, get_args
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -523,11 +524,15 @@ class SaveConfig(Section):
 _ADDRESS = re.compile(r"https?://[^\s/]\S*")
 
 
-def _an_address(value: str) -> str:
+def an_address(value: str) -> str:
+    """An address of HTTP; raises ValueError where it is none, or holds a key."""
     if not _ADDRESS.fullmatch(value):
         raise ValueError(f"{value!r}: write an address such as http://localhost:8000/v1.")
+    parts = urlsplit(value)
+    if parts.username or parts.password or parts.query:  # which errors, logs and config.yaml would show
+        raise ValueError("an address holds no key: set OPENAI_API_KEY to it, and write the address alone.")
     return value
 
 
-ServerAddress = Annotated[str, AfterValidator(_an_address)]
+ServerAddress = Annotated[str, AfterValidator(an_address)]
 """An address of HTTP, up to /v1."""

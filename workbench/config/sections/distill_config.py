@@ -8,15 +8,18 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializeAsAny,
     field_validator,
     model_validator,
 )
 from typing_extensions import Self
 
 from workbench.config.sections.basic_sections import ServerAddress
+from workbench.config.sections.rewards_config import RewardSource
 from workbench.config.task_facts import TaskFacts
 from workbench.schema import MayExecute, Section, Unit
 
@@ -155,6 +158,46 @@ class OnPolicyConfig(Section):
     """Sampling temperature of the student."""
 
 
+class RequestLimits(Section):
+    """How a server is asked for answers."""
+
+    at_once: Annotated[int, Field(ge=1, le=100), Unit("requests")] = 4
+    """Requests that run at the same time."""
+    retries: NonNegativeInt = 7
+    """How often a request is sent again after a failure that may pass: no connection, no answer in time, status 408,
+    429 or 5xx. The waits between double from 0.5 s to 32 s, or are what the server asks for (Retry-After)."""
+    timeout: Annotated[PositiveFloat, Unit("seconds")] = 600.0
+    """Longest wait for an answer."""
+    price: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
+    """What a million tokens cost that the server reads, and that it writes, so that the cost is told."""
+
+
+class AnswersConfig(Section):
+    """Answers that the teacher writes to the training prompts, which the student learns in place of the rows' own."""
+
+    n: Annotated[PositiveInt, Unit("answers to a prompt")] = 1
+    """How many are written to each prompt."""
+    to: Literal["best", "accepted"] = "best"
+    """Which are learnt: the best to each prompt, or all different ones. One that reached max_new_tokens is left out."""
+    temperature: PositiveFloat = 1.0
+    """Logits are divided by it; near 0 the likeliest tokens are written."""
+    max_new_tokens: Annotated[PositiveInt, Unit("tokens")] = 256
+    """Most tokens of an answer, the one that ends it included."""
+    score: tuple[SerializeAsAny[RewardSource], ...] = ()
+    """Rewards that say which answers are good, summed; each has a kind: function, number, regex, json, unit_tests or
+    model."""
+    least: float | None = None
+    """Lowest reward of an answer that is learnt; null: any."""
+    requests: RequestLimits = RequestLimits()
+    """For `teacher.url`."""
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        if self.least is not None and not self.score:
+            raise ValueError("least is a reward, and none is given. Write score=[{kind: number}], or leave least out.")
+        return self
+
+
 class DistillConfig(Section):
     """A student that learns from a teacher, beside or in place of labels."""
 
@@ -174,6 +217,9 @@ class DistillConfig(Section):
     """Hidden states and attention of the teacher that the student also learns; added to the loss."""
     cache: CacheConfig = CacheConfig()
     on_policy: OnPolicyConfig = OnPolicyConfig()
+    answers: AnswersConfig | None = None
+    """Learn what the teacher writes instead of what it says of the rows' own answers (sequence-level distillation, Kim
+    and Rush 2016); any teacher that writes, whatever its tokens. `answers: {}` has every setting as it is by itself."""
     unlabelled: str | None = Field(default=None, min_length=1)
     """Of labelled rows: a file of rows without labels, for which the student learns the teacher's outputs alone."""
     peers: Annotated[Annotated[int, Field(ge=2)] | None, Unit("adapters")] = None
@@ -181,12 +227,12 @@ class DistillConfig(Section):
 
     control: bool | Literal["auto"] = "auto"
     """Train the same student on labels alone, too, to tell what the teacher is worth; auto: where that takes less than
-    a third of the run's time, by the sizes of the two models."""
+    a third of the run's time, by the sizes of the two models, and beside answers that are written."""
 
     @property
     def asks_teacher(self) -> bool:
         """Whether the teacher counts at all."""
-        return bool(self.match) or self.alpha not in (0, (0, 0))
+        return self.answers is None and (bool(self.match) or self.alpha not in (0, (0, 0)))
 
     @field_validator("temperature", "alpha", mode="before")
     @classmethod
@@ -197,6 +243,8 @@ class DistillConfig(Section):
 
     def misfit(self, task: TaskFacts) -> str | None:
         """Reason why values do not go together, or not with what the student learns; None where they do."""
+        if self.answers is not None:
+            return self._answers_misfit(task)
         if self.teacher.url is not None and (reason := self._served_misfit(task)):
             return reason
         cached, has_teacher = self.cache.folder is not None, self.teacher.id is not None
@@ -227,13 +275,32 @@ class DistillConfig(Section):
             return f"of={task.name} {task.uncached}: leave cache and on_policy out, and loss=universal."
         return None
 
+    def _answers_misfit(self, task: TaskFacts) -> str | None:
+        """Reason against learning what the teacher writes."""
+        if not task.writes_text:
+            return "answers are texts: write of=sft, or leave distill.answers out."
+        if self.peers is None and not isinstance(self.teacher.id, str):
+            return "answers: one teacher writes them. Name one run, folder or hub id as distill.teacher.id."
+        if self.teacher.url is not None and (reason := self._elsewhere()):
+            return reason
+        plain = DistillConfig()
+        read = set(type(self).model_fields) - {"teacher", "student", "answers", "control"}
+        if unread := sorted(name for name in read if getattr(self, name) != getattr(plain, name)):
+            return f"what the teacher writes is learnt as rows are. Leave {' and '.join(unread)} out, or answers."
+        return None
+
+    def _elsewhere(self) -> str | None:
+        """Reason against how a teacher at an address is named."""
+        if not isinstance(self.teacher.id, str) or self.teacher.id == BACKBONE:
+            return "teacher.url: write the name of one model there as distill.teacher.id."
+        if self.teacher != TeacherConfig(id=self.teacher.id, url=self.teacher.url):
+            return "teacher.url: the teacher is loaded elsewhere. Leave all of distill.teacher but url and id out."
+        return None
+
     def _served_misfit(self, task: TaskFacts) -> str | None:
         """Reason against a teacher that a server answers for."""
-        teacher = self.teacher
-        if not isinstance(teacher.id, str) or teacher.id == BACKBONE:
-            return "teacher.url: write the name of one model there as distill.teacher.id."
-        if teacher.model_fields_set - {"id", "url"}:
-            return "teacher.url: the teacher is loaded elsewhere. Leave all of distill.teacher but url and id out."
+        if reason := self._elsewhere():
+            return reason
         if not task.writes_text:
             return "teacher.url: a server tells what follows in a text. Write of=sft, or leave the url out."
         if self.cache.folder is None:

@@ -35,7 +35,7 @@ class Process:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self.process.stdout is not None
         lines = iter(self.process.stdout.readline, "")
-        self.address = next(line for line in lines if "answers" in line).split()[0]
+        self.address = next(line for line in lines if " answers. " in line).split()[0]
 
     @property
     def running(self) -> int:
