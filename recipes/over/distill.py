@@ -214,7 +214,8 @@ def _costs(
             return
         teacher = teachers.load(live, base, tokenizer, model=student.model, backbone=backbone)
         total = adapters.count(teacher.backbone).total - (own if teacher.shared else 0)
-        theirs = live.tokenizer() if config.distill.loss == "universal" else None
+        other = config.distill.loss == "universal" or config.distill.answers is not None
+        theirs = live.tokenizer() if other else None
         read = rows if theirs is None else [student_costs.in_other_tokens(row, tokenizer, theirs) for row in rows]
         yield measurable(teacher.models, teacher.backbone, read, parameters=total)
 

@@ -88,6 +88,7 @@ def _sentence(config: RunConfig) -> str:
     if section.teacher.url is not None:
         named = f"{named} at {section.teacher.url}"
     if (answers := section.answers) is not None:
-        learnt = "the best is learnt" if answers.to == "best" else "all different ones are learnt"
-        return f"Teacher: {named}. It writes {answers.n} answers to each training prompt, of which {learnt}."
+        learnt = "the best is learnt" if answers.to == "best" else "all different ones are learnt, in more steps"
+        count = "1 answer" if answers.n == 1 else f"{answers.n} answers"
+        return f"Teacher: {named}. It writes {count} to each training prompt; {learnt}."
     return f"Teacher: {named}. Loss: {section.loss}, alpha {section.alpha}, temperature {section.temperature}."

@@ -20,6 +20,7 @@ BOTH = "'distill.teacher.id=[lora, other]' "
 OF_CLASSES = "of=classify data.train=labelled.jsonl "
 CLASSES = OF_CLASSES + "distill.teacher.id=classes "
 FOLDS = OF_CLASSES + "distill.teacher.id=folds "
+WRITING = "distill.answers.n=1 "
 SERVED = "distill.teacher.url=http://127.0.0.1:9/v1 "
 MASKED = "of=mlm data.train=texts.jsonl model.id=masked "
 
@@ -82,6 +83,46 @@ WRITTEN = {
     "unlabelled text": Case("distill.unlabelled", "leave them out", "distill.unlabelled=held.jsonl"),
     "text out of fold": Case("teacher.out_of_fold", "leave them out", "distill.teacher.out_of_fold=true"),
     "masks and a cache": Case("distill: of=mlm hides other tokens", "leave cache and on_policy out", MASKED + CACHE),
+    # A teacher that writes.
+    "answers: unknown key": Case(
+        "distill.answers.temprature: unknown key", "Did you mean `temperature`?", LORA + "distill.answers.temprature=1"
+    ),
+    "answers: none": Case("distill.answers.n", "greater than 0", LORA + "distill.answers.n=0"),
+    "answers: a kind of rows": Case(
+        "distill.answers.to: expected 'best'", "'pairs'", LORA + "distill.answers.to=pairs"
+    ),
+    "answers: least of nothing": Case("least is a reward", "Write score=[{kind:", LORA + "distill.answers.least=1"),
+    "answers: a reward misspelt": Case(
+        "distill.answers.score.0.kind: unknown kind 'nomber'",
+        "Did you mean `number`?",
+        LORA + "'distill.answers.score=[{kind: nomber}]'",
+    ),
+    "answers: of nobody": Case("answers: one teacher writes them", "Name one run, folder or hub id", WRITING),
+    "answers: of two": Case("answers: one teacher writes them", "Name one run", WRITING + BOTH),
+    "answers: of peers": Case("learnt as rows are", "Leave peers out, or answers", WRITING + "distill.peers=2"),
+    "answers: classes": Case("answers are texts", "write of=sft", CLASSES + WRITING),
+    "answers: a loss": Case("learnt as rows are", "Leave loss out, or answers", LORA + WRITING + "distill.loss=jsd"),
+    "answers: alpha and a cache": Case(
+        "learnt as rows are", "Leave alpha and cache out", CACHED + WRITING + "distill.alpha=1"
+    ),
+    "answers: sources": Case(
+        "are written to the rows of one file",
+        "Write data.train",
+        LORA + WRITING + "data.train=null data.sources.a.path=rows.jsonl data.sources.b.path=other.jsonl",
+    ),
+    "answers: requests at once": Case(
+        "distill.answers.requests.at_once", "less than or equal to 100", LORA + "distill.answers.requests.at_once=1000"
+    ),
+    "answers: no time": Case("requests.timeout", "greater than 0", LORA + "distill.answers.requests.timeout=0"),
+    "answers: one price": Case("requests.price", "write two prices", LORA + "'distill.answers.requests.price=[1]'"),
+    "answers: an address of weights": Case(
+        "teacher.url",
+        "Leave all of distill.teacher but url and id out",
+        SERVED + LORA + WRITING + "distill.teacher.weights=nf4",
+    ),
+    "answers: an address with a key": Case(
+        "an address holds no key", "set OPENAI_API_KEY", WRITING + "distill.teacher.url=http://me:sesame@there/v1"
+    ),
     # A teacher at an address.
     "an address that is none": Case(
         "distill.teacher.url: 'localhost:1'", "such as http://localhost:8000/v1", "distill.teacher.url=localhost:1"
@@ -112,6 +153,21 @@ WRITTEN = {
 
 FOUND = {
     # Teachers.
+    "answers: of classes": Case(
+        "recipe classify writes no text", "Name a run of recipe sft", WRITING + "distill.teacher.id=classes"
+    ),
+    "answers: of folds": Case("writes no text", "Name a run", WRITING + "distill.teacher.id=folds"),
+    "answers: of a T5": Case("this is an encoder-decoder", "Name another", WRITING + "distill.teacher.id=t5"),
+    "answers: of nobody there": Case(
+        "distill.teacher.url=http://127.0.0.1:9/v1 does not answer", "Start the server", SERVED + LORA + WRITING
+    ),
+    "answers: of an unfinished run": Case(
+        "started: no adapter there yet", "--resume", WRITING + "distill.teacher.id=started"
+    ),
+    "answers: nowhere": Case("nwhere is no run directory", "Write a folder", WRITING + "distill.teacher.id=nwhere"),
+    "answers: no column": Case(
+        "no column `right`", "Name another one", LORA + "'distill.answers.score=[{kind: number, answer: right}]'"
+    ),
     "nowhere": Case("distill.teacher: nwhere is no run directory", "Write a folder", "distill.teacher.id=nwhere"),
     "no such folder": Case(
         "distill.teacher.id: no folder ./nwhere", "with one that exists", "distill.teacher.id=./nwhere"

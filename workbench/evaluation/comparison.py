@@ -66,9 +66,13 @@ def compare(first: pd.DataFrame, second: pd.DataFrame) -> list[PairedScore]:
 
 def mean_interval(value_S: Floats) -> tuple[float, float] | None:
     """Student's 95 % interval of a mean, such as of differences; None below two values, or where all are equal."""
+    return _mean_test(value_S)[0]
+
+
+def _mean_test(value_S: Floats) -> tuple[tuple[float, float] | None, float | None]:
     count = len(value_S)
     error = float(value_S.std(ddof=1)) / count**0.5 if count > 1 else 0.0
-    return t_test(float(value_S.mean()) if count else 0.0, error, count)[0]
+    return t_test(float(value_S.mean()) if count else 0.0, error, count)
 
 
 def t_test(difference: float, error: float, count: int) -> tuple[tuple[float, float] | None, float | None]:
@@ -83,16 +87,13 @@ def t_test(difference: float, error: float, count: int) -> tuple[tuple[float, fl
 
 def paired(name: str, first_S: Floats, second_S: Floats) -> PairedScore:
     """A score `name` of two models over rows that both have; p as `compare` says."""
-    difference_S, p = second_S - first_S, None
-    bounds = mean_interval(difference_S)
-    if bounds is not None:
+    difference_S = second_S - first_S
+    bounds, p = _mean_test(difference_S)
+    if bounds is not None and np.isin(first_S, (0, 1)).all() and np.isin(difference_S, (-1, 0, 1)).all():
         from scipy import stats
 
-        if np.isin(first_S, (0, 1)).all() and np.isin(difference_S, (-1, 0, 1)).all():
-            gained, lost = int((difference_S > 0).sum()), int((difference_S < 0).sum())
-            p = float(stats.binomtest(gained, gained + lost).pvalue)
-        else:
-            p = float(stats.ttest_1samp(difference_S, 0).pvalue)
+        gained, lost = int((difference_S > 0).sum()), int((difference_S < 0).sum())
+        p = float(stats.binomtest(gained, gained + lost).pvalue)
     return PairedScore(name, len(first_S), float(first_S.mean()), float(second_S.mean()), bounds, p)
 
 

@@ -72,7 +72,7 @@ def _verdict(score: PairedScore) -> Literal["helped", "no difference", "harmed"]
 
 
 def _told(score: PairedScore, rows: str, record: RunRecord) -> str:
-    without = "the rows' own answers" if _by_answers(record) else "labels alone"
+    without = "the answers of the data" if _by_answers(record) else "labels alone"
     low, high = score.interval or (0.0, 0.0)
     return (
         f"{rows} {score.name.replace('_', ' ')} {score.second:.4g}, on {without} {score.first:.4g} "

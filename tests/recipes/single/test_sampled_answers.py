@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from typer.testing import CliRunner
 
 from tests import forked
+from tests.fake_teacher import FakeServer, answered, server
 from tests.run_files import read_lines, write_lines
+from tests.scripts.shown_commands import ROOT, blocks
 from tests.workbench.evaluation.serving.test_openai_client import Process
+from workbench.cli.verbs import app
 from workbench.config import DataConfig, ModelConfig
 from workbench.config.sections.distill_config import RequestLimits
 from workbench.data.text import formats
@@ -29,69 +30,8 @@ from workbench.recipes.single.sampled_answers import SampledRows, as_learnt
 from workbench.recipes.verbs.sample import sample
 from workbench.runs import openai_client
 
+__all__ = ["server"]
 SECRET = "sk-a+very=secret/key"
-
-
-class FakeServer(ThreadingHTTPServer):
-    """Answers `N!` to `What comes after N?`, with the seed behind it, unless `behave` answers a request itself."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.asked: list[dict[str, Any]] = []
-        self.behave: Callable[[int, int, Any], Any] = lambda number, time, handler: None
-        self.models: Any = {"data": [{"id": "teacher"}]}
-        self.lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-
-def answered(number: int, seed: int, **message: Any) -> dict[str, Any]:
-    """A whole response."""
-    said = {"role": "assistant", "content": f"{number + 1}! ({seed % 97})", **message}
-    usage = {"prompt_tokens": 10, "completion_tokens": 3}
-    return {"choices": [{"index": 0, "message": said, "finish_reason": "stop"}], "usage": usage}
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: FakeServer
-
-    def do_GET(self) -> None:
-        self.say(self.server.models)
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        number = int(body["messages"][-1]["content"].split()[-1].rstrip("?"))
-        with self.server.lock:
-            time = sum(each["number"] == number for each in self.server.asked)
-            self.server.asked.append({"number": number, **body})
-        said = self.server.behave(number, time, self)
-        if said is not self:
-            self.say(answered(number, body["seed"]) if said is None else said)
-
-    def say(self, body: Any, status: int = 200, **headers: str) -> _Handler:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(content)
-        return self
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    server = FakeServer()
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture
@@ -109,7 +49,7 @@ def test_failures_that_pass_leave_the_same_file(
     server: FakeServer, asked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(openai_client.time, "sleep", waits.append)
+    monkeypatch.setattr(time, "sleep", waits.append)
     whole = write(server, asked, "whole.jsonl", limits=RequestLimits(price=(1.0, 10.0)))
     assert (whole.rows, whole.answers, whole.finished, whole.reward) == (12, 12, 1.0, None)
     assert whole.tokens == (120, 36) and whole.cost == pytest.approx((120 + 360) / 1e6) and not whole.left_out
@@ -288,6 +228,22 @@ def test_a_served_run_teaches_and_a_killed_command_goes_on_equally(trained: Path
         served.process.communicate()
     assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert len(read_lines(tmp_path / "again.jsonl")) == 120 and not progress.exists()
+
+
+@pytest.mark.slow
+def test_the_page_s_commands_run(
+    server: FakeServer, asked: Path, short_stories: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = [
+        each for each in blocks(ROOT / "recipes" / "verbs" / "sample.md") if each.run_by.endswith(Path(__file__).name)
+    ]
+    monkeypatch.chdir(asked.parent)
+    changes = {"prompts.jsonl": asked.name, "NAME": "teacher", "http://127.0.0.1:8000/v1": server.url}
+    tiny = [f"model.id={short_stories}", "train.steps=2", "train.epochs=null", "data.held_out=0.3", "batch.size=2"]
+    for line, more in zip(block.text.splitlines(), ([], [*tiny, "evaluate.answers=0"]), strict=True):
+        done = CliRunner().invoke(app, [*(changes.get(word, word) for word in line.split()[1:]), *more])
+        assert done.exit_code == 0, (done.output, done.exception)
+    assert len(read_lines(Path("served.jsonl"))) == 24 and Path("runs/sft-quickstart/scores.json").is_file()
 
 
 def test_a_stock_model_teaches(asked: Path, tmp_path: Path) -> None:

@@ -526,9 +526,12 @@ _ADDRESS = re.compile(r"https?://[^\s/]\S*")
 
 def an_address(value: str) -> str:
     """An address of HTTP; raises ValueError where it is none, or holds a key."""
-    if not _ADDRESS.fullmatch(value):
+    try:
+        parts = urlsplit(value)
+    except ValueError:
+        parts = None
+    if parts is None or not _ADDRESS.fullmatch(value):
         raise ValueError(f"{value!r}: write an address such as http://localhost:8000/v1.")
-    parts = urlsplit(value)
     if parts.username or parts.password or parts.query:  # which errors, logs and config.yaml would show
         raise ValueError("an address holds no key: set OPENAI_API_KEY to it, and write the address alone.")
     return value

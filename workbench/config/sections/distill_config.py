@@ -171,6 +171,13 @@ class RequestLimits(Section):
     price: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
     """What a million tokens cost that the server reads, and that it writes, so that the cost is told."""
 
+    @field_validator("price", mode="before")
+    @classmethod
+    def _two(cls, value: Any) -> Any:
+        if value is not None and not (isinstance(value, (list, tuple)) and len(value) == 2):
+            raise ValueError(f"{value}: write two prices, of tokens that are read and written, such as [0.5, 1.5].")
+        return value
+
 
 class AnswersConfig(Section):
     """Answers that the teacher writes to the training prompts, which the student learns in place of the rows' own."""

@@ -62,6 +62,12 @@ def read_questions(
 
 def question(row: RawRow, config: DataConfig) -> Example | None:
     """A row without its last answer; None for an answer that is labelled as not preferred."""
+    for name in (*_ANSWERS, "messages", "conversations"):
+        if (in_file := config.columns.get(name, name)) != name and in_file not in row.columns and not row.mistake:
+            known = ", ".join(f"`{each}`" for each in row.columns)
+            raise DataError(
+                f"{row.place}: data.columns reads `{name}` from `{in_file}`, which it lacks. It has: {known}."
+            )
     columns = formats.renamed(row.columns, config.columns)
     bare = config.model_copy(update={"columns": {}})
     example = formats.convert(RawRow(row.place, with_answer(columns), row.mistake), bare)
