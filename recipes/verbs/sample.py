@@ -43,7 +43,10 @@ def sample(
     score: Sequence[str] = (),
     out: Path | str,
     model: str | None = None,
-    limits: RequestLimits | None = None,
+    at_once: int = 4,
+    retries: int = 7,
+    timeout: float = 600.0,
+    price: Sequence[float | str] | None = None,
     to: str = "best",
     n: int = 8,
     temperature: float = 1.0,
@@ -65,7 +68,10 @@ def sample(
         score: Rewards that are added up: `number`, `unit_tests`, `my.py:function`, a reward run, `{kind: ...}`.
         out: A .jsonl file to write.
         model: The model's name at an address.
-        limits: How an address is asked, such as `RequestLimits(at_once=16)`.
+        at_once: Requests to an address that run at the same time.
+        retries: How often a request is sent again after a failure that may pass.
+        timeout: Longest wait for an answer of an address, in seconds.
+        price: Of a million tokens that an address reads, and of a million that it writes.
         to: Rows to write: `best` answers, `accepted` ones, `pairs` of a better and a worse one, or `all`.
         n: Answers to each prompt.
         temperature: Logits are divided by it; above 0.
@@ -95,7 +101,8 @@ def sample(
     settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin)
     _require_sensible(settings, out, scored=bool(score))
     sources = reward_words.read(score)
-    limits = limits or RequestLimits()
+    requests = {"at_once": at_once, "retries": retries, "timeout": timeout, "price": price}
+    limits = parse(RequestLimits, requests, source="the command line")
     config, writer = _writer(str(teacher), overrides, model, limits, trust=trust)
     skipped: list[str] = []
     questions = list(read_questions(prompts, config.data, skipped))

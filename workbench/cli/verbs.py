@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -422,12 +422,6 @@ def sample(
     trust: Trusted = False,
 ) -> None:
     """Sample answers, score them, and write rows. For SFT (best, accepted) or preferences (pairs); repeat to resume."""
-    from workbench.config.sections.distill_config import RequestLimits
-    from workbench.schema import parse
-
-    values: dict[str, Any] = {"at_once": at_once, "retries": retries, "timeout": timeout}
-    values |= {} if price is None else {"price": price.split(",")}
-    limits = parse(RequestLimits, values, source="the command line")
     if not _may_be_model(teacher):
         _require_run(Path(teacher))
     with importing():
@@ -441,7 +435,10 @@ def sample(
         score=score or (),
         out=out,
         model=model,
-        limits=limits,
+        at_once=at_once,
+        retries=retries,
+        timeout=timeout,
+        price=None if price is None else price.split(","),
         to=to,
         n=n,
         temperature=temperature,

@@ -21,7 +21,6 @@ from tests.scripts.shown_commands import ROOT, blocks
 from tests.workbench.evaluation.serving.test_openai_client import Process
 from workbench.cli.verbs import app
 from workbench.config import DataConfig, ModelConfig
-from workbench.config.sections.distill_config import RequestLimits
 from workbench.data.text import formats
 from workbench.data.text.chat import ChatEncoder
 from workbench.errors import BackboneError, ConfigError
@@ -50,7 +49,7 @@ def test_failures_that_pass_leave_the_same_file(
 ) -> None:
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
-    whole = write(server, asked, "whole.jsonl", limits=RequestLimits(price=(1.0, 10.0)))
+    whole = write(server, asked, "whole.jsonl", price=(1.0, 10.0))
     assert (whole.rows, whole.answers, whole.finished, whole.reward) == (12, 12, 1.0, None)
     assert whole.tokens == (120, 36) and whole.cost == pytest.approx((120 + 360) / 1e6) and not whole.left_out
     server.asked.clear()
@@ -69,7 +68,7 @@ def test_failures_that_pass_leave_the_same_file(
         return None
 
     server.behave = behave
-    write(server, asked, limits=RequestLimits(timeout=0.3))
+    write(server, asked, timeout=0.3)
     assert (asked.parent / "out.jsonl").read_bytes() == (asked.parent / "whole.jsonl").read_bytes()
     assert 3.0 in waits and len(server.asked) == 12 + 1 + 3 + 1 + 1
 
@@ -79,7 +78,7 @@ def test_a_server_that_wants_to_be_left_alone_for_long_ends_the_command(server: 
         handler.say({"error": "no more today"}, 429, Retry_After="7200") if number == 5 else None
     )
     with pytest.raises(BackboneError, match=r"left alone for 7,200 s.*kept for the same command.*asked.jsonl, row 6"):
-        write(server, asked, limits=RequestLimits(at_once=1))
+        write(server, asked, at_once=1)
     count = len(server.asked)
     server.behave = lambda number, time, handler: None
     assert write(server, asked).rows == 12 and len(server.asked) == count + 2  # what was there is not asked for again
@@ -183,7 +182,7 @@ def test_the_key_stands_nowhere(server: FakeServer, asked: Path, monkeypatch: py
 
         server.behave = behave
         with pytest.raises((ConfigError, BackboneError)) as error:
-            write(server, asked, limits=RequestLimits(retries=0))
+            write(server, asked, retries=0)
         told.append(str(error.value))
     assert all("***" in each for each in told) and not any(SECRET in each for each in told), told
     assert "Set OPENAI_API_KEY" in told[0]
