@@ -174,6 +174,8 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource | None, run:
     if config.distill.answers is not None:
         about = (config, base, source, run, data.train, tokenizer, template, callback)
         data, own = (data._replace(train=train) for train in distill_answers.rows(*about))
+        if source is not None:
+            _tell_trained_on(base, source, run, data.held_out, tokenizer, callback)
     else:
         require_teachable(config, base, source, tokenizer, template, data)
     students.make(config, source, run.home / STUDENT, weights=True, rows=data.train, callback=callback, run=run)
@@ -351,6 +353,17 @@ def _note(
         distill_control.require_useful(config, source.name, {"loss": facts["teacher_loss"]}, start)
     run.note(distill={**facts, **({"teacher_losses": of_sets} if of_sets else {}), "shared": live.shared})
 
+    _tell_trained_on(base, source, run, rows, tokenizer, callback)
+
+
+def _tell_trained_on(
+    base: RunConfig,
+    source: TeacherSource,
+    run: Run,
+    held_out: TokenizedSet,
+    tokenizer: PreTrainedTokenizerBase,
+    callback: Callback,
+) -> None:
     def trained_on(own: RunConfig) -> list[int]:
         # Written and cut as the student's rows are, so that equal rows have equal tokens.
         written = own.data.model_copy(update={"max_tokens": base.data.max_tokens, "select": SelectConfig()})
@@ -359,7 +372,7 @@ def _note(
         found: list[int] = tokenized.load(written, tokenizer, template, seed=own.seed).train.digests.tolist()
         return found
 
-    distill_control.tell_trained_on(source, run, callback, rows.digests.tolist(), trained_on)
+    distill_control.tell_trained_on(source, run, callback, held_out.digests.tolist(), trained_on)
 
 
 def _universal(
