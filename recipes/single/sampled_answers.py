@@ -29,11 +29,10 @@ from workbench.data.text.messages import split_thoughts
 from workbench.data.text.row_encoder import row_encoder
 from workbench.errors import BackboneError, ConfigError, FileError
 from workbench.evaluation import rewards
-from workbench.evaluation.generation import AnswerSampler
+from workbench.evaluation.generation import AnswerSampler, question_ids
 from workbench.evaluation.rewards import SPREAD
 from workbench.models import backbones, output_heads
 from workbench.models.exported import ExportedModel
-from workbench.recipes.tasks.sft.task import question_ids
 from workbench.runs.openai_client import OpenAIClient, reason
 
 Questions = Sequence[tuple[Example, Mapping[str, Any]]]

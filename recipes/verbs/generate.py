@@ -19,10 +19,10 @@ from workbench.data.rows import read_rows
 from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
 from workbench.evaluation.forward_passes import dealt_results
+from workbench.evaluation.generation import question_ids
 from workbench.models import exported
 from workbench.models.exported import ExportedModel
 from workbench.recipes.task import PredictionTable, ScoringOptions, implementation
-from workbench.recipes.tasks.sft.task import question_ids
 from workbench.recipes.verbs import submission
 from workbench.recipes.verbs.asked_config import asked_config
 from workbench.runs import files, process_memory, run_directory

@@ -15,8 +15,8 @@ from workbench.data.text.generated_answers import Answer, answer_to
 from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError
 from workbench.evaluation import comparison, rewards
+from workbench.evaluation.generation import question_ids
 from workbench.models import exported
-from workbench.recipes.tasks.sft.task import question_ids
 from workbench.recipes.verbs import generate
 from workbench.recipes.verbs.asked_config import asked_config
 from workbench.report import pages

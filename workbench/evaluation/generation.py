@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
-from peft import PeftModel, PeftModelForCausalLM, PeftType
+from peft import PeftModel, PeftModelForCausalLM, PeftType, PromptLearningConfig
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
@@ -35,14 +35,19 @@ from transformers.cache_utils import DynamicLayer
 from workbench.adapters import anatomy
 from workbench.data import named_sets
 from workbench.data.batching import Indices, Row, encoder_inputs, evenly_spaced, micro_batches
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.formats import Example
 from workbench.data.text.generated_answers import Floats, SampledAnswer
 from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.errors import DataError
 from workbench.evaluation import metrics
 from workbench.evaluation.forward_passes import ModelResults, over_rows
 from workbench.evaluation.perplexity import Likelihood
+from workbench.models.exported import ExportedModel
 from workbench.runs import files, metrics_log, units
 from workbench.runs.run_directory import Run
 from workbench.training import capacity
+from workbench.training.preflight import longest_sequence
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -548,3 +553,24 @@ class AnswerSamples(Generic[M]):
                 }
                 for each in self._write(model)
             ]
+
+
+def question_ids(model: ExportedModel, example: Example) -> Indices:
+    """Token ids that an answer to `example` starts from; raises DataError where there are none, or too many to read."""
+    assert isinstance(model.template, ChatEncoder)
+    ids = np.asarray(model.template.question(example), dtype=np.int64)
+    if not len(ids):
+        raise DataError(f"{example.place} is empty. Write at least one word.")
+    hub: Any = model.model.config
+    limit = longest_sequence(hub)
+    if limit is None:
+        most = None
+    else:
+        adapter = model.model.active_peft_config if isinstance(model.model, PeftModel) else None
+        virtual = adapter.num_virtual_tokens if isinstance(adapter, PromptLearningConfig) else 0
+        most = limit - virtual - int(not hub.is_encoder_decoder)
+    if most is not None and len(ids) > most:
+        raise DataError(
+            f"{example.place} has {len(ids):,} tokens, and the model reads prompts of {most:,} at most. Shorten it."
+        )
+    return ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -16,10 +16,9 @@ from workbench.adapters import stock
 from workbench.config import RunConfig, model_heads
 from workbench.config.model_heads import TEXT, ModelHead
 from workbench.data import mixture, starter
-from workbench.data.batching import Indices, evenly_spaced
+from workbench.data.batching import evenly_spaced
 from workbench.data.text import formats, length_warm_up, prompts, tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.formats import Example
 from workbench.data.text.preference_pairs import PreferenceEncoder
 from workbench.data.text.prompts import PromptEncoder, read_prompts
 from workbench.data.text.quality import cleaning, rules
@@ -47,7 +46,6 @@ from workbench.training import preflight
 from workbench.training.callbacks import Callback, Silent
 from workbench.training.capacity import FORWARD_TOKENS
 from workbench.training.optim.schedules import total_steps
-from workbench.training.preflight import longest_sequence
 
 Encoder = ChatEncoder | MlmEncoder | PromptEncoder | PreferenceEncoder | StepEncoder
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
@@ -76,29 +74,6 @@ def outputs(run: Path, config: RunConfig, *, prompts_alone: bool = False) -> Tex
     held_out = tokenized.load(config.data, unmerged.tokenizer, template, seed=config.seed).held_out
     wanted = hidden_states(unmerged.model, unmerged.head, held_out, rows=ROWS)
     return TextReference(config, unmerged, held_out, wanted)
-
-
-def question_ids(model: exported.ExportedModel, example: Example) -> Indices:
-    """Token ids that an answer to `example` starts from; raises DataError where there are none, or too many to read."""
-    assert isinstance(model.template, ChatEncoder)
-    ids = np.asarray(model.template.question(example), dtype=np.int64)
-    if not len(ids):
-        raise DataError(f"{example.place} is empty. Write at least one word.")
-    from peft import PeftModel, PromptLearningConfig
-
-    hub: Any = model.model.config
-    limit = longest_sequence(hub)
-    if limit is None:
-        most = None
-    else:
-        adapter = model.model.active_peft_config if isinstance(model.model, PeftModel) else None
-        virtual = adapter.num_virtual_tokens if isinstance(adapter, PromptLearningConfig) else 0
-        most = limit - virtual - int(not hub.is_encoder_decoder)
-    if most is not None and len(ids) > most:
-        raise DataError(
-            f"{example.place} has {len(ids):,} tokens, and the model reads prompts of {most:,} at most. Shorten it."
-        )
-    return ids
 
 
 @dataclass(frozen=True)
@@ -242,7 +217,7 @@ class TokenTask(Task):
         skipped: list[str] = []
         questions = list(read_prompts(source, config.data, skipped))
         model = exported.load(run, config)
-        prompts = [question_ids(model, question) for question in questions]
+        prompts = [generation.question_ids(model, question) for question in questions]
         most, scoring = turn.max_new_tokens, turn.scoring
         written = evaluation.complete(
             model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=most, scoring=scoring
