@@ -6,14 +6,16 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, TrainingError
+from workbench.runs import units
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -23,7 +25,9 @@ T = TypeVar("T")
 _Tensor = TypeVar("_Tensor", bound="Tensor")
 
 WAIT = timedelta(days=1)
-"""How long a process waits for another one that lives; that one has died is noticed at once."""
+"""How long a process waits for another one that lives, and may score or save; that one has died is noticed at once."""
+STEP = timedelta(minutes=30)
+"""How long it waits within an optimizer step, to which all come together."""
 LOOK = 1.0
 """Seconds between two checks that the launcher still lives."""
 
@@ -89,6 +93,32 @@ class Ranks:
 
         if not self.alone:
             dist.barrier()
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Inside the block, which all processes enter together, none waits longer than STEP for another one.
+
+        Raises:
+            TrainingError: It did. NCCL ends the process instead, and says which operation was never finished.
+        """
+        from torch.distributed import distributed_c10d
+
+        if self.alone:
+            yield
+            return
+        distributed_c10d._set_pg_timeout(STEP)
+        try:
+            yield
+        except RuntimeError as error:
+            if "timed out" not in str(error).lower():
+                raise
+            raise TrainingError(
+                f"Process {self.rank} waited {units.duration(STEP.total_seconds())} for another one, which lives and "
+                "did not come to the same operation: it may hang, or compute something else.\n  Look for it with "
+                "`py-spy dump --pid PID`; the last checkpoint is whole: write --resume."
+            ) from error
+        finally:
+            distributed_c10d._set_pg_timeout(WAIT)
 
     def add_up(self, tensors: Sequence[Tensor], *, bucket_bytes: int, group: dist.ProcessGroup | None = None) -> None:
         """Replace each tensor by its sum over all processes, or those of a group, `bucket_bytes` at a time.

@@ -167,7 +167,9 @@ class Trainer:
                     if member.progress.step:
                         member.save(keep=config.save.keep)
                     raise
-                record = member.finish_step(self.step(rows), began=began)
+                with self.ranks.in_step():
+                    stepped = self.step(rows)
+                record = member.finish_step(stepped, began=began)
                 self.trackers.log(record)
                 self.callback.step(record, total=member.total)
                 asked_by_rank = self.ranks.gathered((self.callback.stop_requested(), self.run.evaluation_asked()))
@@ -175,6 +177,7 @@ class Trainer:
                 if member.due or stopping:
                     with self.run.deadline.phase("checkpoint"):
                         member.save(keep=config.save.keep)
+                    self.ranks.wait()  # the first process writes, however long that takes
                 if member.live and stopping:
                     raise Stopped(f"Stopped after {member.place}; checkpoint saved.")
         self.accumulation.ahead = None

@@ -20,12 +20,14 @@ import gc
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from datetime import timedelta
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -40,6 +42,7 @@ from workbench.data.batching import Indices
 from workbench.planning.counters import LiveBytes, MemoryLedger
 from workbench.report import plots
 from workbench.runs import deadline
+from workbench.runs import ranks as rank_module
 from workbench.runs.process_memory import importing
 from workbench.runs.ranks import joined
 from workbench.training import activation_offload, capacity, step_metrics, trainer
@@ -304,6 +307,21 @@ def broken_off() -> Iterator[None]:
     assert next(steps) > 4, "it came to its end"
 
 
+@contextmanager
+def one_stands_still() -> Iterator[None]:
+    """Inside the block the second process never comes to its second step, and the first waits three seconds for it."""
+    steps, step = count(1), Trainer.step
+
+    def stepping(self: Trainer, rows: Indices) -> dict[str, Any]:
+        if next(steps) == 2 and self.ranks.rank == 1:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(600)
+        return step(self, rows)
+
+    with patch.object(rank_module, "STEP", timedelta(seconds=3)), patch.object(Trainer, "step", stepping):
+        yield
+
+
 COUNTED = {
     "steps": counted,
     "shares": counted_shares,
@@ -311,6 +329,7 @@ COUNTED = {
     "away": counted_away,
     "clocks": own_clocks,
     "accelerator": fake_accelerator,
+    "still": one_stands_still,
 }
 
 

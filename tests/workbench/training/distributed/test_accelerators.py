@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,13 @@ def test_a_task_needs_no_further_setting(taught: Path, task: str, layout: str) -
     test_task_layouts.require_same(taught / f"{layout} {task}", taught / f"{task} alone")
     tokens = [batch(taught / name)["tokens_per_device"] for name in (f"{layout} {task}", f"{task} alone")]
     assert tokens[0] == tokens[1], "the whole batch is one pass"
+
+
+@pytest.mark.nightly(but=["ddp"])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2_3"])
+def test_a_process_that_never_comes_is_told(tmp_path: Path, short_stories: str, layout: str) -> None:
+    write_recipe(tmp_path, Path(short_stories))
+    began = time.monotonic()
+    with pytest.raises(AssertionError, match=r"(?s)Process 0 waited 3.0 s for another one.*--resume"):
+        layouts.in_processes(tmp_path, [("run", [*WORDS, f"distributed={LAYOUTS[layout]}"], None)], "still")
+    assert time.monotonic() - began < 300, "it is not waited for"
