@@ -66,7 +66,7 @@ def _recipe(case: Case, *, packed: bool) -> dict[str, Any]:
         "adapter": {"method": "lora", "rank": RANK, "alpha": ALPHA, "targets": "all-linear"},
         "data": {"train": "random"},
         "batch": {"size": case.rows, "packing": packed},
-        "train": {"steps": STEPS, "learning_rate": RATE, "checkpointing": "auto", "kernels": "auto"},
+        "train": {"steps": STEPS, "learning_rate": RATE, "checkpointing": "auto"},
         "schedule": {"name": "constant", "warmup": 0.0},
         "evaluate": {"every": None},
         "save": {"every": None},

@@ -438,13 +438,12 @@ class TrainConfig(Section):
     compile: bool = False
     """Compile each decoder layer with torch.compile: slower start, faster steps. Why: a short run ends before the
     compiler has paid for itself."""
-    kernels: Literal["auto", "liger", "torch"] = "torch"
+    kernels: Literal["auto", "liger", "torch"] = "auto"
     """Kernels of norms, gated activations and rotary positions, in training and the evaluations within it. `liger`:
     those of the package liger-kernel, which keep fewer activations, where a family computes their formula (Llama,
     Mistral, Qwen 2 and 3, Gemma 1 to 3 do). `torch`: PyTorch's. `auto`: `liger` on a GPU where it is installed, but in
     blocks whose elementwise operations are recomputed, with train.compile, and where devices share weights or rows.
-    Both round at the same places; the order of sums differs. Why: those of Liger were tried through Triton's
-    interpreter alone, not on a GPU yet."""
+    Both round at the same places; the order of sums differs."""
 
 
 class EvaluateConfig(Section):
