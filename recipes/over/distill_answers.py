@@ -103,6 +103,8 @@ def rows(
     taught = tokenized.read(str(path), told, tokenizer, template)
     if not len(taught):
         raise ConfigError(f"{path}: none of the teacher's answers can be learnt. {taught.skipped[-1]}")
+    if run.ranks.first and taught.skipped:
+        callback.say(f"{len(taught.skipped):,} of these answers cannot be learnt. The first: {taught.skipped[0]}")
     of_place = {tokenized.example_of(place): index for index, place in enumerate(data.places())}
     numbers = (int(tokenized.example_of(place).rpartition(" ")[2]) - 1 for place in taught.places())
     return taught, data.subset(np.asarray([of_place[places[number]] for number in numbers]))

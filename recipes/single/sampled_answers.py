@@ -319,8 +319,12 @@ class ServedWriter:
         messages = [{name: value for name, value in each.items() if name != "loss"} for each in question.messages]
         body |= {"messages": messages} if messages else {"prompt": question.whole_text}
         body |= {"tools": list(question.tools)} if question.tools else {}
+        path = "chat/completions" if messages else "completions"
         try:
-            response = server.sent("POST", "chat/completions" if messages else "completions", body)
+            response = server.sent("POST", path, body)
+            if response.status_code == 400 and "max_completion_tokens" in reason(response):  # its newer name
+                body["max_completion_tokens"] = body.pop("max_tokens")
+                response = server.sent("POST", path, body)
         except BackboneError as error:
             raise BackboneError(f"{error} The last request was for {question.place}.") from None
         if response.status_code in (400, 413, 422):  # of this prompt, which may be too long
@@ -340,7 +344,7 @@ def _read_answer(response: httpx2.Response, *, chat: bool) -> WrittenAnswer:
     tokens: tuple[int, int] | None = None
     try:
         payload = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return unusable("is no JSON")
     if not isinstance(payload, dict):
         return unusable("is no JSON object")
@@ -359,6 +363,8 @@ def _read_answer(response: httpx2.Response, *, chat: bool) -> WrittenAnswer:
     if not all(isinstance(each, str | None) for each in parts):
         return unusable("is no text")
     text, reasoning = (str(each or "") for each in parts)
+    if any("\ud800" <= letter <= "\udfff" for letter in text + reasoning):  # which no file can hold
+        return unusable("is no text")
     if not text.strip():
         return unusable("is empty" + (", and calls a tool" if message.get("tool_calls") else ""))
     finished = choice.get("finish_reason") in ("stop", "eos", "end_turn", None)

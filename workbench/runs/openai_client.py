@@ -104,7 +104,7 @@ class OpenAIClient:
         try:
             response.raise_for_status()
             payload = response.json()
-        except (httpx2.HTTPError, ValueError):
+        except (httpx2.HTTPError, ValueError, RecursionError):
             payload = None
         if not isinstance(payload, dict):
             raise BackboneError(
@@ -129,7 +129,7 @@ class OpenAIClient:
         for retry in range(count + 1):
             asked = 0.0
             try:
-                response = self.client.request(method, f"{self.url}/{path}", json=body)
+                response = self._whole(method, path, body)
             except (httpx2.TransportError, httpx2.DecodingError) as error:
                 why = f"{type(error).__name__}: {error}"
             except (httpx2.InvalidURL, UnicodeError) as error:
@@ -146,6 +146,20 @@ class OpenAIClient:
         raise BackboneError(
             f"{self.named} does not answer ({why}). Start the server, or correct the address; {self.kept}."
         )
+
+    def _whole(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx2.Response:
+        """The response once all of it is there. The client's limit is one of each piece, and a server may send pieces
+        for ever."""
+        limit = self.client.timeout.read
+        with self.client.stream(method, f"{self.url}/{path}", json=body) as response:
+            content, begun = bytearray(), time.monotonic()
+            for piece in response.iter_bytes():
+                content += piece
+                if limit is not None and time.monotonic() - begun > limit:
+                    raise httpx2.ReadTimeout(f"no whole answer in {limit:g} s")
+            headers = {name: each for name, each in response.headers.items() if name in ("content-type", "retry-after")}
+            status, request = response.status_code, response.request
+        return httpx2.Response(status, headers=headers, content=bytes(content), request=request)
 
 
 def seconds_asked(response: httpx2.Response) -> float:
@@ -192,7 +206,7 @@ def reason(response: httpx2.Response) -> str:
     try:
         error = response.json()["error"]
         said = str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         said = repr(response.text)
     _, _, secret = response.request.headers.get("Authorization", "").partition(" ")
     said = said.replace(secret, "***") if secret else said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -44,6 +45,19 @@ def write(server: FakeServer, asked: Path, out: str = "out.jsonl", **settings: A
     return sample(server.url, str(asked), out=asked.parent / out, **given)
 
 
+def _dripping(handler: Any) -> Any:
+    """Send a piece of a response now and then, so that none is late and there is no end."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100000")
+    handler.end_headers()
+    with contextlib.suppress(OSError):
+        for _ in range(20):
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            threading.Event().wait(0.05)
+    return handler
+
+
 def test_failures_that_pass_leave_the_same_file(
     server: FakeServer, asked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,12 +79,16 @@ def test_failures_that_pass_leave_the_same_file(
         if number == 3 and time_ == 0:
             threading.Event().wait(0.6)
             return handler
+        if number == 4 and time_ == 0:
+            return _dripping(handler)
+        if number == 5 and "max_tokens" in handler.server.asked[-1] and time_ == 0:
+            return handler.say({"error": "max_tokens is unsupported: use max_completion_tokens"}, 400)
         return None
 
     server.behave = behave
     write(server, asked, timeout=0.3)
     assert (asked.parent / "out.jsonl").read_bytes() == (asked.parent / "whole.jsonl").read_bytes()
-    assert 3.0 in waits and len(server.asked) == 12 + 1 + 3 + 1 + 1
+    assert 3.0 in waits and len(server.asked) == 12 + 1 + 3 + 1 + 1 + 1 + 1
 
 
 def test_a_server_that_wants_to_be_left_alone_for_long_ends_the_command(server: FakeServer, asked: Path) -> None:
@@ -100,12 +118,14 @@ def test_dates_of_retry_after_are_read() -> None:
 NONSENSE = {
     "is no JSON": b"<html>busy</html>",
     "is no JSON object": [1, 2],
+    "is no JSON ": b"[" * 200_000,
     "has no choices": {"choices": []},
     "has no choices ": {"choices": "none"},
     "has no choices  ": {"choices": [None], "usage": "many"},
     "has no message": {"choices": [{"message": "hello"}]},
     "is no text": {"choices": [{"message": {"content": 12}, "finish_reason": "stop"}]},
     "is no text ": {"choices": [{"message": {"content": [{"type": "text"}]}}]},
+    "is no text  ": {"choices": [{"message": {"content": "\ud800"}, "finish_reason": "stop"}]},
     "is empty": {"choices": [{"message": {"content": None}}]},
     "is empty, and calls a tool": {"choices": [{"message": {"content": "", "tool_calls": [{"id": "1"}]}}]},
 }
@@ -114,12 +134,13 @@ NONSENSE = {
 def test_nonsense_is_named_and_counted_and_never_written(server: FakeServer, asked: Path) -> None:
     bodies = list(NONSENSE.values())
     write_lines(asked, ({"question": f"What comes after {n}?"} for n in range(len(bodies) + 2)))
+    said = dict(enumerate(bodies))
     server.behave = lambda number, time, handler: (
-        bodies[number] if number < len(bodies) else handler.say({"error": "too long"}, 400) if number == 10 else None
+        handler.say({"error": "too long"}, 400) if number == len(said) else said.get(number)
     )
     found = write(server, asked, n=1)
     (row,) = read_lines(asked.parent / "out.jsonl")
-    assert row["messages"][0]["content"] == "What comes after 11?" and found.rows == found.answers == 1
+    assert row["messages"][0]["content"] == f"What comes after {len(bodies) + 1}?" and found.rows == found.answers == 1
     expected = [f"the server's answer {why.rstrip()}" for why in NONSENSE] + ["status 400: too long"]
     assert found.left_out == [f"asked.jsonl, row {n + 1}, answer 1: {why}" for n, why in enumerate(expected)]
     assert found.tokens is None  # not counted of every answer
