@@ -65,7 +65,7 @@ def sample(
             to /v1, which is sent the prompts and the key in OPENAI_API_KEY.
         prompts: Rows to answer; answers that they hold are ignored.
         overrides: `key=value` words of sections data and evaluate; of a model also of section model.
-        score: Rewards that are added up: `number`, `unit_tests`, `my.py:function`, a reward run, `{kind: ...}`.
+        score: Rewards that are added up: `number`, `unit_tests`, `vote`, `my.py:function`, a reward run, `{kind: ...}`.
         out: A .jsonl file to write.
         model: The model's name at an address.
         at_once: Requests to an address that run at the same time.
@@ -101,6 +101,8 @@ def sample(
     settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin)
     _require_sensible(settings, out, scored=bool(score))
     sources = reward_words.read(score)
+    if settings.n < 2 and (alone := [source.kind for source in sources if source.compares]):
+        raise ConfigError(f"--score {alone[0]} compares answers to a prompt, and --n 1 gives one. Write --n 2 or more.")
     requests = {"at_once": at_once, "retries": retries, "timeout": timeout, "price": price}
     limits = parse(RequestLimits, requests, source="the command line")
     config, writer = _writer(str(teacher), overrides, model, limits, trust=trust)

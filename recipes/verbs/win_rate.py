@@ -90,6 +90,11 @@ def win_rate(
     for each, path in ((config, run), (other_config, other)):
         generate.require_text(each, path)
     sources = reward_words.read(contest.score)
+    if alone := [source.kind for source in sources if source.compares]:
+        raise ConfigError(
+            f"--score {alone[0]} compares several answers to a prompt, and a contest asks each run for one. Write "
+            "another --score; `workbench sample` takes this one."
+        )
     reward = rewards.build(sources) if sources else None
     skipped: list[str] = []
     questions = [question for file in _files(config) for question in read_questions(file, config.data, skipped)]

@@ -91,6 +91,9 @@ WRITTEN = {
     "answers: a kind of rows": Case(
         "distill.answers.to: expected 'best'", "'pairs'", LORA + "distill.answers.to=pairs"
     ),
+    "answers: a vote of one": Case(
+        "kind=vote compares", "Write n=2", LORA + "'distill.answers={score: [{kind: vote}]}'"
+    ),
     "answers: least of nothing": Case("least is a reward", "Write score=[{kind:", LORA + "distill.answers.least=1"),
     "answers: a reward misspelt": Case(
         "distill.answers.score.0.kind: unknown kind 'nomber'",

@@ -105,6 +105,10 @@ CASES = {
     "sample: nothing finished": sampled("ended within --max-new-tokens 2", "a higher", "--score number --to best"),
     "against: by nothing": against("--score REWARD", "Write one of them", ""),
     "against: by two": against("--score REWARD", "Write one of them", "--score number --judge cat"),
+    "score: a vote of one": sampled("--score vote compares answers", "Write --n 2", "--score vote --n 1"),
+    "against: by vote": against(
+        "--score vote compares several answers", "Write another --score", "data.test=other.jsonl --score vote"
+    ),
     "against: no rows": against("held out a share", "data.test=FILE", "--score number"),
     "against: no program": against(
         "'no-such' cannot be started", "Name a program", "data.test=other.jsonl --judge no-such"

@@ -405,7 +405,7 @@ def sample(
     out: Annotated[Path, typer.Option(help="A .jsonl file to write.")],
     overrides: RunSettings = None,
     score: Annotated[
-        list[str] | None, typer.Option(help="number, unit_tests, my.py[:function], a reward run, '{kind: ...}'.")
+        list[str] | None, typer.Option(help="number, unit_tests, vote, my.py[:function], a reward run, '{kind: ...}'.")
     ] = None,
     to: Annotated[str, typer.Option(help="Rows to write: best, accepted, pairs or all.")] = "best",
     n: Annotated[int, typer.Option("--n", min=1, help="Answers to each prompt.")] = 8,

@@ -81,6 +81,23 @@ def test_rows_of_all_kinds_come_from_the_same_answers(trained: Path, asked: Path
 
 
 @pytest.mark.slow
+def test_the_best_answer_by_vote_is_the_one_that_most_agree_on(trained: Path, asked: Path) -> None:
+    every = _sample(trained, asked, "all.jsonl", "vote", to="all", n=6)
+    best = [row["reward"] for row in _sample(trained, asked, "best.jsonl", "vote", n=6)]
+    highest = dict[str, float]()
+    for place in dict.fromkeys(row["place"] for row in every):
+        rows = [row for row in every if row["place"] == place]
+        texts = [" ".join(row["messages"][-1]["content"].casefold().split()) for row in rows]
+        if not any(letter.isdigit() for letter in "".join(texts)):
+            assert [row["reward"] for row in rows] == pytest.approx([texts.count(text) / 6 for text in texts])
+        finished = [row["reward"] for row, text in zip(rows, texts, strict=True) if row["finished"] and text]
+        highest |= {place: max(finished)} if finished else {}
+    assert best == list(highest.values())
+    with pytest.raises(ConfigError, match=r"--score vote compares answers to a prompt.*Write --n 2 or more"):
+        _sample(trained, asked, "one.jsonl", "vote", n=1)
+
+
+@pytest.mark.slow
 def test_the_page_s_commands_run(
     trained: Path, short_stories: str, asked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

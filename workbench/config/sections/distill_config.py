@@ -191,8 +191,8 @@ class AnswersConfig(Section):
     max_new_tokens: Annotated[PositiveInt, Unit("tokens")] = 256
     """Most tokens of an answer, the one that ends it included."""
     score: tuple[SerializeAsAny[RewardSource], ...] = ()
-    """Rewards that say which answers are good, summed; each has a kind: function, number, regex, json, unit_tests or
-    model."""
+    """Rewards that say which answers are good, summed; each has a kind: function, number, regex, json, unit_tests,
+    vote or model."""
     least: float | None = None
     """Lowest reward of an answer that is learnt; null: any."""
     requests: RequestLimits = RequestLimits()
@@ -202,6 +202,10 @@ class AnswersConfig(Section):
     def _fitting(self) -> Self:
         if self.least is not None and not self.score:
             raise ValueError("least is a reward, and none is given. Write score=[{kind: number}], or leave least out.")
+        if self.n < 2 and (alone := [source.kind for source in self.score if source.compares]):
+            raise ValueError(
+                f"score: kind={alone[0]} compares answers to a prompt, and n=1 gives one. Write n=2 or more."
+            )
         return self
 
 

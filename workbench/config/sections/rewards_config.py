@@ -43,6 +43,8 @@ class RewardSource(Tagged):
 
     tag: ClassVar[str] = "kind"
     untagged: ClassVar[str] = "function"
+    compares: ClassVar[bool] = False
+    """Whether it compares the answers to a prompt with each other, and says nothing of one by itself."""
     choices: ClassVar[Mapping[str, type[Section]]] = KINDS
 
     kind: str = "function"
@@ -121,6 +123,15 @@ class NumberReward(_Compared):
     kind: Literal["number"] = "number"
     tolerance: NonNegativeFloat = 0.0
     """By how much two numbers may differ; 0: they are equal, as exact fractions."""
+
+
+@register
+class VoteReward(RewardSource):
+    """The share of the answers to the same prompt that say the same (self-consistency, Wang et al. 2023,
+    arXiv:2203.11171): have the same final answer, as kind=number reads it, or else the same words."""
+
+    compares = True
+    kind: Literal["vote"] = "vote"
 
 
 @register

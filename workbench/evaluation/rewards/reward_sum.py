@@ -25,6 +25,7 @@ from workbench.config.sections.rewards_config import (
     RewardConfig,
     RewardSource,
     UnitTestReward,
+    VoteReward,
 )
 from workbench.data.batching import Indices, Row
 from workbench.data.rows import RawRow, excerpt
@@ -42,6 +43,7 @@ from workbench.evaluation.rewards.verifiers import (
     PatternVerifier,
     UnitTestVerifier,
     UserFunction,
+    Vote,
     column,
     reference,
 )
@@ -243,6 +245,7 @@ _MADE: dict[type[RewardSource], Callable[..., Reward]] = {
     JsonReward: JsonVerifier,
     UnitTestReward: UnitTestVerifier,
     ModelReward: RewardEnsemble,
+    VoteReward: Vote,
 }  # the class of each kind of reward, by the class of its section
 
 

@@ -17,6 +17,7 @@ from workbench.config.sections.rewards_config import (
     NumberReward,
     PatternReward,
     UnitTestReward,
+    VoteReward,
 )
 from workbench.data.rows import excerpt
 from workbench.data.text.generated_answers import Answer
@@ -94,6 +95,33 @@ class NumberVerifier:
                 raise _no_reference(answers[n], name, "has no mathematical meaning")
             scores[n] = float(verdict)
         return scores
+
+
+class Vote:
+    """The share of the answers to a prompt that say what an answer says, its own voice included."""
+
+    def __init__(self, config: VoteReward) -> None:
+        pass
+
+    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+        groups: dict[tuple[str, str], list[FinalAnswer]] = {}
+        said = [_said(answer.text) for answer in answers]
+        asked = [(answer.place, answer.prompt) for answer in answers]
+        for key, own in zip(asked, said, strict=True):
+            groups.setdefault(key, []).append(own)
+        return [
+            sum(_agree(own, other) for other in groups[key]) / len(groups[key])
+            for key, own in zip(asked, said, strict=True)
+        ]
+
+
+def _said(text: str) -> FinalAnswer:
+    return final_answers.of_answer(text) or FinalAnswer(None, text)
+
+
+def _agree(one: FinalAnswer, other: FinalAnswer) -> bool:
+    words = [" ".join(each.expression.casefold().split()) for each in (one, other)]
+    return one.equals(other, tolerance=0) or (one.number is None and other.number is None and words[0] == words[1])
 
 
 class PatternVerifier:

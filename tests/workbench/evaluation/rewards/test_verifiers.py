@@ -8,17 +8,29 @@ from typing import Any
 
 import pytest
 
-from workbench.config.sections.rewards_config import JsonReward, NumberReward, PatternReward
+from workbench.config.sections.rewards_config import JsonReward, NumberReward, PatternReward, VoteReward
 from workbench.data.text.generated_answers import Answer
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation.rewards import math_equality
-from workbench.evaluation.rewards.verifiers import JsonVerifier, NumberVerifier, PatternVerifier, fenced
+from workbench.evaluation.rewards.verifiers import JsonVerifier, NumberVerifier, PatternVerifier, Vote, fenced
 
 
 def test_numbers_are_equal_as_decimals_and_within_a_tolerance() -> None:
     answers = [Answer("p", text, row={"answer": "#### 0.3"}) for text in ("0.30", "0.31", "none")]
     assert NumberVerifier(NumberReward())(answers) == [1, 0, 0]
     assert NumberVerifier(NumberReward(tolerance=0.01))(answers) == [1, 1, 0]
+
+
+def test_a_vote_is_the_share_of_the_answers_to_a_prompt_that_agree() -> None:
+    said = {
+        "first": ["It is 12.", "6 + 6, so 12", "#### 1.2e1", "perhaps 13", "no idea"],
+        "second": ["Ann", " ann ", "It was Ann", "Bob"],
+    }
+    answers = [Answer("who?", text, place=place) for place, texts in said.items() for text in texts]
+    mixed = [3, 8, 0, 5, 1, 7, 2, 6, 4]
+    votes = Vote(VoteReward())([answers[number] for number in mixed])
+    wanted = [0.6, 0.6, 0.6, 0.2, 0.2, 0.5, 0.5, 0.25, 0.25]
+    assert votes == pytest.approx([wanted[number] for number in mixed])
 
 
 def test_a_row_without_a_right_answer_is_named() -> None:
