@@ -92,7 +92,7 @@ WRITTEN = {
         "distill.answers.to: expected 'best'", "'pairs'", LORA + "distill.answers.to=pairs"
     ),
     "answers: a vote of one": Case(
-        "kind=vote compares", "Write n=2", LORA + "'distill.answers={score: [{kind: vote}]}'"
+        "kind=vote compares", "distill.answers.n=2", LORA + "'distill.answers={score: [{kind: vote}]}'"
     ),
     "answers: least of nothing": Case("least is a reward", "Write score=[{kind:", LORA + "distill.answers.least=1"),
     "answers: a reward misspelt": Case(

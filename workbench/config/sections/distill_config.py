@@ -204,7 +204,7 @@ class AnswersConfig(Section):
             raise ValueError("least is a reward, and none is given. Write score=[{kind: number}], or leave least out.")
         if self.n < 2 and (alone := [source.kind for source in self.score if source.compares]):
             raise ValueError(
-                f"score: kind={alone[0]} compares the answers to a prompt, which n says are 1. Write distill.answers.n=2."
+                f"score: kind={alone[0]} compares answers to a prompt, and n is 1. Write distill.answers.n=2."
             )
         return self
 
