@@ -163,7 +163,7 @@ class RequestLimits(Section):
 
     at_once: Annotated[int, Field(ge=1, le=100), Unit("requests")] = 4
     """Requests that run at the same time."""
-    retries: NonNegativeInt = 7
+    retries: Annotated[NonNegativeInt, Unit("requests")] = 7
     """How often a request is sent again after a failure that may pass: no connection, no answer in time, status 408,
     429 or 5xx. The waits between double from 0.5 s to 32 s, or are what the server asks for (Retry-After)."""
     timeout: Annotated[PositiveFloat, Unit("seconds")] = 600.0
