@@ -24,7 +24,7 @@ from workbench.evaluation.forward_passes import ModelResults, stored_results
 from workbench.evaluation.generation import AnswerSamples
 from workbench.models import backbones, model_sizes
 from workbench.models.backbones import Backbone, Loader
-from workbench.runs import deadline, evaluation_request, files, run_directory
+from workbench.runs import deadline, evaluation_request, files, freezing_cost, run_directory, score_files
 from workbench.runs.run_directory import Run
 from workbench.training import kernels
 from workbench.training.callbacks import Callback
@@ -225,6 +225,8 @@ class SingleRun(ABC, Generic[M, R]):
         if run_directory.reads_views(run.path, self.config):
             scores |= {PLAIN[name]: each.scores for name, each in plain.items()}
         scores |= self.beside(scored["after"].outputs)
+        if self.config.freeze.policy != "none" and (frozen := freezing_cost.of_run(run.path)):
+            scores[score_files.FREEZING] = frozen
         if self.measured is not None and not self.placement.cuts_weights and not run.deadline.limited:
             scores |= self.measured(saved)
         with run.deadline.phase("report"):

@@ -127,8 +127,10 @@ def outcome(run: Path) -> str:
         record = run_record.read(run)
         if (worth := teacher_worth.worth(record)) is not None:
             _lines(f"\n{worth.sentence}")
+        frozen = findings.frozen(record)
         for finding in findings.findings(record):
-            if finding.text != (worth and worth.sentence) and finding.tone == "warning":
+            told = finding == frozen or finding.tone == "warning"
+            if told and finding.text != (worth and worth.sentence):
                 _lines(f"\n{finding.text}")
         _lines(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}")
         _next(run)

@@ -11,7 +11,7 @@ from workbench.evaluation import frozen_features, simple_baseline
 from workbench.report import class_section, crossval_section, sweep_sections, task_sections, teacher_worth
 from workbench.report.crossval_section import Tone
 from workbench.report.run_record import RunRecord
-from workbench.runs import units
+from workbench.runs import freezing_cost, units
 
 
 class Finding(NamedTuple):
@@ -129,6 +129,9 @@ def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
             text = f"The change of the answers may be chance: {text}. A larger evaluate.answers would tell."
             yield "warning", text
 
+    if (found := frozen(record)) is not None:
+        yield found.tone, found.text
+
     if (grow := manifest.get("grow")) and grow["stackings"]:
         blocks = grow["stackings"][-1]["blocks"]
         whens = ", ".join(f"{each['blocks']} after step {each['step']:,}" for each in grow["stackings"])
@@ -175,6 +178,14 @@ def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
     if skipped := data.get("skipped"):
         rows = "1 row of the training file was" if skipped == 1 else f"{skipped:,} rows of the training file were"
         yield "warning", f"{rows} left out."
+
+
+def frozen(record: RunRecord) -> Finding | None:
+    """What freezing saved or cost; None of a run without."""
+    if not record.freezing:
+        return None
+    lost, text = freezing_cost.sentence(str(record.config["freeze"]["policy"]), record.freezing)
+    return Finding("warning" if lost else "plain", text)
 
 
 def _unfinished(record: RunRecord) -> str:

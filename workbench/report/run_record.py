@@ -45,6 +45,8 @@ class RunRecord:
     predictions: pd.DataFrame
     costs: Mapping[str, Any] = field(default_factory=dict)
     """Of a student and its teacher, as in scores.json."""
+    freezing: Mapping[str, Any] = field(default_factory=dict)
+    """Steps before and after layers froze, as in scores.json."""
     members: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     """Metrics of each adapter of a cross-validation or sweep, by its folder: round-0/repeat-0-fold-1-seed-0."""
     stages: Mapping[str, Any] = field(default_factory=dict)
@@ -276,6 +278,7 @@ def read(folder: Path) -> RunRecord:
         else _read(folder / "metrics.jsonl", _metrics),
         scores=score_files.of_rows(scores) or before,
         costs=scores.get(score_files.COSTS, {}),
+        freezing=scores.get(score_files.FREEZING, {}),
         predictions=_table(folder / "predictions.parquet"),
         members=members,
         stages=files.read_json(folder / "stages.json"),

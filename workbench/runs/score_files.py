@@ -8,8 +8,9 @@ from typing import Any
 
 from workbench.runs import files
 
-SCORES, TASKS, COSTS = "scores.json", "tasks", "costs"
-"""File with the scores of rows, and its keys with those of tasks and with the costs of a student and its teacher."""
+SCORES, TASKS, COSTS, FREEZING = "scores.json", "tasks", "costs", "freezing"
+"""File with the scores of rows, and its keys with those of tasks, the costs of a student and its teacher, and the steps
+before and after layers froze."""
 WIN_RATES, CONTESTS = "win_rates.json", "contests"
 NAMED = ("against", "by", "prompts")
 """Values that identify a contest: the other run, what judged, and the files of prompts."""
@@ -33,7 +34,7 @@ def keep_tasks(run: Path, asked: Mapping[str, Any]) -> None:
 
 def of_rows(scores: Mapping[str, Any]) -> dict[str, Any]:
     """The scores of rows alone: before, after and the others by their names."""
-    return {name: each for name, each in scores.items() if name not in (TASKS, COSTS)}
+    return {name: each for name, each in scores.items() if name not in (TASKS, COSTS, FREEZING)}
 
 
 def read_win_rates(run: Path) -> list[dict[str, Any]]:
