@@ -51,7 +51,8 @@ def trained(config: RunConfig, source: TeacherSource | None, student: SingleRun[
     run.ranks.wait()
     control = student.as_member(student.config, run)
     if not run.ranks.agreed(run.adapter.exists()):
-        control.callback.say("Control: the same student on labels alone, in control/.")
+        own = "labels alone" if config.distill.answers is None else "the data's own answers"
+        control.callback.say(f"Control: the same student on {own}, in control/.")
         control.train()
     member_results.finish(control)
     scores = files.read_json(run.home / "scores.json")

@@ -256,8 +256,11 @@ class ServedWriter:
     def require(self) -> None:
         """Refuse an address where nobody answers, or a model that it does not list, by one request for its models."""
         with self._server() as server:
-            if server.sent("GET", "models", None, patient=False).status_code not in (404, 405):  # not every one lists
-                server.require_model(self.model, key=self.model_key)
+            self._require(server)
+
+    def _require(self, server: OpenAIClient) -> None:
+        if server.sent("GET", "models", None, patient=False).status_code not in (404, 405):  # not every one lists
+            server.require_model(self.model, key=self.model_key)
 
     def write(
         self, questions: Sequence[Example], settings: SampleSettings, known: Written, keep: Callable[[Written], None]
@@ -267,10 +270,10 @@ class ServedWriter:
         lacking = [(row, number) for row in rows for number in numbers if number not in known.get(row, {})]
         if not lacking:
             return
-        self.require()
         usable = any(not answer.problem for group in known.values() for answer in group.values())
         waiting: list[tuple[int, int, WrittenAnswer]] = []  # to be kept once one shows that the server writes
         with self._server() as server:
+            self._require(server)
             pool = ThreadPoolExecutor(self.limits.at_once)
             asked = {
                 pool.submit(self._answer, server, questions[row], settings, row, number): (row, number)
