@@ -211,7 +211,7 @@ def plan(
 
     choice = plan.solve(config, devices=devices, memory=size, device=device, host_memory=host)
     stored = config.model_copy(update={"model": choice.config.model})
-    target = plan.Target.of(devices, size, device)
+    target = plan.PlanTarget.of(devices, size, device)
     longest = plan.longest_row(stored, memory=target.memory, elsewhere=target.elsewhere) if longest_row else None
     (render.plan_json if json else render.plan)(choice.plan, longest)
     choice.require()

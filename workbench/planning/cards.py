@@ -17,7 +17,7 @@ CONTEXT = 600 * 2**20
 """Bytes that a driver and torch's kernels take of a card before the first tensor, about."""
 
 
-class Card(NamedTuple):
+class DeviceCard(NamedTuple):
     """Its rates, at best."""
 
     name: str
@@ -37,9 +37,9 @@ class Card(NamedTuple):
         return self.single if single else self.half
 
 
-def _card(name: str, mebibytes: int, half: float, single: float, read: float, link: float) -> Card:
+def _card(name: str, mebibytes: int, half: float, single: float, read: float, link: float) -> DeviceCard:
     """Of rates in TFLOP/s and GB/s; a link's as its maker states it, of both directions."""
-    return Card(name, mebibytes * 2**20 - CONTEXT, half * 1e12, single * 1e12, read * 1e9, link / 2 * 1e9)
+    return DeviceCard(name, mebibytes * 2**20 - CONTEXT, half * 1e12, single * 1e12, read * 1e9, link / 2 * 1e9)
 
 
 CARDS = {
@@ -62,7 +62,7 @@ CARDS = {
 }
 
 
-def find(name: str) -> Card:
+def find(name: str) -> DeviceCard:
     """The card of a name, such as `4090` or `NVIDIA GeForce RTX 4090`.
 
     Raises:

@@ -14,7 +14,7 @@ from workbench.config.sections.basic_sections import Checkpointing
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.models.model_sizes import AdapterSize
 from workbench.planning import sharded_memory
-from workbench.planning.cards import Card
+from workbench.planning.cards import DeviceCard
 from workbench.planning.counters import ACTIVATIONS
 from workbench.planning.dry_run import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, DryRun
 from workbench.planning.sharded_memory import Contents, HeldBytes, Moment
@@ -129,7 +129,7 @@ class Plan:
     what libraries work in; of one elsewhere 0."""
     memory: int
     """Bytes that there are, for each device."""
-    card: Card | None = None
+    card: DeviceCard | None = None
     """The accelerator by name, where it is not here."""
     host_memory: int | None = None
     """Bytes of the host that there are for all devices; None: not known, or those of `memory`."""

@@ -27,7 +27,7 @@ from workbench.adapters import anatomy
 from workbench.config import ModelConfig
 from workbench.data.batching import Indices
 from workbench.models import backbones
-from workbench.planning.cards import Card
+from workbench.planning.cards import DeviceCard
 from workbench.planning.counters import Operations
 from workbench.planning.dry_trainings import Training
 from workbench.runs import process_memory
@@ -401,7 +401,7 @@ def timed(
     return Timed(taken, max(least, taken - error), taken + error, work.once * reading)
 
 
-def assumed(work: StepWork, flops_per_token: float, card: Card | None = None, *, single: bool = False) -> Timed:
+def assumed(work: StepWork, flops_per_token: float, card: DeviceCard | None = None, *, single: bool = False) -> Timed:
     """Seconds of an average step on a card that is not here; None: a usual one.
 
     Args:

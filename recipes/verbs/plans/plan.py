@@ -27,7 +27,7 @@ from workbench.models import backbones, output_heads
 from workbench.models.backbones import Loader
 from workbench.models.exported import ExportedModel
 from workbench.planning import cards, stage_training, step_time
-from workbench.planning.cards import Card
+from workbench.planning.cards import DeviceCard
 from workbench.planning.counters import Operations
 from workbench.planning.dry_run import dry_run
 from workbench.planning.dry_trainings import SingleTraining, Training, UnitTraining
@@ -55,7 +55,7 @@ from workbench.training.search.halving import Halving
 
 
 @dataclass(frozen=True)
-class Target:
+class PlanTarget:
     """What a plan is for."""
 
     devices: int = 1
@@ -63,7 +63,7 @@ class Target:
     """Bytes of each device; None: what is free here."""
     elsewhere: bool = False
     """Whether the devices are accelerators that need not be here."""
-    card: Card | None = None
+    card: DeviceCard | None = None
     """Their name and rates, where they are known."""
     host: int | None = None
     """Bytes of the host's memory; None: what is free here, or not known of another machine."""
@@ -75,7 +75,7 @@ class Target:
         memory: int | str | None = None,
         device: str | None = None,
         host_memory: int | str | None = None,
-    ) -> Target:
+    ) -> PlanTarget:
         """Of what `solve` is asked for; raises ConfigError where that makes no sense."""
         size = None if memory is None else units.byte_size(memory, name="memory")
         host = None if host_memory is None else units.byte_size(host_memory, name="host_memory")
@@ -140,7 +140,7 @@ def solve(
         >>> choice.plan.fits, choice.plan.needed < 1e9
         (True, True)
     """
-    target = Target.of(devices, memory, device, host_memory)
+    target = PlanTarget.of(devices, memory, device, host_memory)
     config = streamed_rows.local(load(recipe, overrides))
 
     def timing(plan: Plan) -> Timed:
@@ -203,10 +203,10 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         WorkbenchError: the run would be refused, or its recipe cannot be planned.
     """
     _require_known(config, devices)
-    return _planned(config, target=Target(devices, memory, elsewhere))
+    return _planned(config, target=PlanTarget(devices, memory, elsewhere))
 
 
-def _planned(config: RunConfig, *, target: Target) -> Plan:
+def _planned(config: RunConfig, *, target: PlanTarget) -> Plan:
     config = streamed_rows.local(config)
     make = partial(_of_device, target=target)
     if config.distributed.pipeline > 1:
@@ -218,7 +218,7 @@ def _of_device(
     config: RunConfig,
     *,
     devices: int,
-    target: Target,
+    target: PlanTarget,
     way: Callable[[RunConfig, Run], DryRunParts] | None = None,
 ) -> Plan:
     """The plan of one device, or of the stage that `pipeline.PLANNED` names.
@@ -335,7 +335,7 @@ def of_row(config: RunConfig, tokens: int, *, memory: int | None = None, elsewhe
         assert isinstance(single, TextRun)
         return _single(own, run, dry_text(longest_rows.with_row(single, tokens)))
 
-    return _of_device(config, devices=1, target=Target(1, memory, elsewhere), way=one_row)
+    return _of_device(config, devices=1, target=PlanTarget(1, memory, elsewhere), way=one_row)
 
 
 Teaching = Callable[[TextRun, Loader], Supervise[ExportedModel]]
