@@ -20,7 +20,8 @@ def sentences(recipe: str, overrides: Sequence[str]) -> list[str]:
     """The run in words, from the file as it is written; mistakes in it are reported later, when all of it is read."""
     try:
         path = recipes.find(recipe)
-        values = override(read_yaml(path), overrides)
+        shipped = read_yaml(path)
+        values = override(shipped, overrides)
         text = path.read_text(encoding="utf-8")
     except (WorkbenchError, OSError):
         return [f"{recipe}: reading the recipe ..."]
@@ -45,7 +46,9 @@ def sentences(recipe: str, overrides: Sequence[str]) -> list[str]:
         comment = " ".join(line.removeprefix("# ") for line in itertools.takewhile(_is_comment, text.splitlines()))
         _, found, measured = comment.partition(_MEASURED)
         unchanged = "" if not overrides else "As it is shipped: "
-        sentences += [f"  {unchanged}{_MEASURED}{measured}"] if found else []
+        # Of other rows, or of another model, the measured figures say nothing.
+        same = all(values.get(section) == shipped.get(section) for section in ("model", "data"))
+        sentences += [f"  {unchanged}{_MEASURED}{measured}"] if found and same else []
     return [*sentences, "Loading torch, data and model ..."]
 
 

@@ -36,7 +36,13 @@ def test_every_shipped_recipe_can_be_told(recipe: str) -> None:
 def test_overrides_count_and_measured_times_are_those_of_the_recipe() -> None:
     told = " ".join(opening.sentences("sft/quickstart", ["train.steps=7", "model.id=other", "budget.time=90m"]))
     assert "7 steps of 16 rows (budget: time 90m)" in told and "over other" in told
-    assert "As it is shipped: Measured on" in told
+    for overrides, figures in (
+        (["train.steps=7"], True),
+        (["data.train=my.txt"], False),
+        (["model.id=other"], False),
+    ):
+        told = " ".join(opening.sentences("sft/quickstart", overrides))
+        assert ("As it is shipped: Measured on" in told) is figures
 
 
 def test_a_file_is_told_and_mistakes_are_left_to_who_reads_all_of_it(tmp_path: Path) -> None:
