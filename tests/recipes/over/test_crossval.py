@@ -474,3 +474,19 @@ def test_an_ensemble_is_not_one_model(train: Run, tmp_path: Path) -> None:
     run = train("unmerged", "train.steps=1")
     with pytest.raises(ConfigError, match=r"folds\.refit=true"):
         merge(run, out=tmp_path / "merged", weights="float32")
+
+
+@pytest.mark.slow
+def test_columns_stand_in_the_prompt_and_a_story_in_one_fold(tmp_path: Path) -> None:
+    words = ["data.limit=200", "train.steps=2"]
+    run = workbench.run("crossval/tabular-text", words, out=tmp_path / "run", quiet=True)
+    told = pd.read_parquet(run / "out_of_fold.parquet")
+    rows = pd.read_csv(Path(workbench.__file__).parent / "data/starter/stories_train.csv").head(200)
+    first = rows.iloc[0]
+    assert told["text"][0].startswith(f"{first['type']}, {first['scope']}. Section {first['section']}, ")
+    assert f"Found: {first['found']}.\n{first['question']}\n{first['answer']}" in told["text"][0]
+    assert (told["fold"].groupby(rows["story"]).nunique() == 1).all()
+    answers = run.parent / "answers.csv"
+    predict(run, "starter/stories_test.csv", out=answers)
+    assert len(pd.read_csv(answers)) == 500
+    assert json.loads((run / "manifest.json").read_text())["simple_baseline"]["features"].endswith("numbers of columns")
