@@ -129,7 +129,10 @@ class SingleRun(ABC, Generic[M, R]):
         layers = freezing.layers_of(backbone.model, config)
         model = self.adapted(backbone, blocks=len(layers.blocks))
         freezer = Freezer(model, backbone.model, layers, config.freeze, seed=config.seed)
-        self.run.note(model=model_sizes.model_facts(config, backbone, model))
+        facts = model_sizes.model_facts(config, backbone, model)
+        if isinstance(config.adapter, Full) and Path(config.model.id).parent == self.run.home.resolve():
+            facts["id"] = str(self.run.adapter)  # where it stands once the run has ended, and its start is deleted
+        self.run.note(model=facts)
         live = self.assemble(model, backbone)
         self.plan_time(live)
         return live, self.trainer(backbone, freezer, live, supervise, samples)
