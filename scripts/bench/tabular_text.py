@@ -80,7 +80,7 @@ def by_run(*parts: str, table: Table, seed: int, folder: Path) -> Floats:
     return np.asarray(said[f"p_{sorted(table.train.label.unique())[1]}"])
 
 
-class Beside(nn.Module):
+class BesideTexts(nn.Module):
     """The text's vector, standardised numbers and embedded categories, concatenated, then a head."""
 
     def __init__(self, backbone: nn.Module, width: int, numbers: int, sizes: Sequence[int], hidden: int) -> None:
@@ -111,7 +111,7 @@ def by_loop(*parts: str, table: Table, seed: int, folder: Path, hidden: int = 0,
     scale = StandardScaler().fit(table.train[table.numbers])
     coder = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1).fit(table.train[table.categories])
     sizes = [len(each) + 1 for each in coder.categories_] if beside else []
-    model = Beside(
+    model = BesideTexts(
         workbench.attach(backbone, Lora(rank=16, alpha=32, targets="all-linear")),
         width,
         len(table.numbers) * beside,
