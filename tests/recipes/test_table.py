@@ -34,7 +34,7 @@ from workbench.recipes.load import load
 from workbench.recipes.task import implementation
 from workbench.recipes.verbs import serving
 from workbench.recipes.verbs.evaluate import evaluate
-from workbench.runs import run_directory
+from workbench.runs import run_directory, score_files
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_checks
 
@@ -434,5 +434,5 @@ def test_processes_train_it_together(task: str, recipe: str, layout: str, togeth
 
 
 def require_scores(run: Path) -> None:
-    scores = read_scores(run)
+    scores = score_files.of_rows(read_scores(run))
     assert all(math.isfinite(value) for each in scores.values() for value in each.values()), scores

@@ -144,7 +144,7 @@ def test_killed_again_while_it_resumes(again: int, whole: tuple[Trained, Path], 
 
 def test_what_failed_does_not_run_again(whole: tuple[Trained, Path], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert not _survives(_bank(folder), 14)
+    assert not _survives(_bank(folder), 15)
     callback = Silent()
     found = _bank(folder).fit(callback, resume=True)
     assert {(record["member"], record["step"]) for record in callback.records} == {("member0000", 5), ("member0000", 6)}
@@ -167,7 +167,7 @@ def test_what_was_gone_back_from_is_in_nobodys_way(tmp_path: Path) -> None:
 
 def test_where_one_checkpoint_is_damaged_all_go_back_a_save(whole: tuple[Trained, Path], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert not _survives(_bank(folder), 14)
+    assert not _survives(_bank(folder), 15)
     (folder / "members" / "2" / "checkpoints" / "step-00000004" / "optimizer.safetensors").write_bytes(b"")
     found = _bank(folder).fit(resume=True)
     assert _resumed_after(found) == 3
