@@ -12,6 +12,7 @@ import workbench
 from tests.conftest import MINILM, cells, save_tiny, write_animals, write_questions
 from tests.workbench.training.distributed import layouts
 from workbench.config.yaml_text import dump_yaml
+from workbench.runs import score_files
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +86,7 @@ def lines(run: Path, name: str) -> list[float]:
 def require_same(run: Path, alone: Path, *, rel: float) -> None:
     for name in ("loss", "held_out_loss"):
         assert lines(run, name) == pytest.approx(lines(alone, name), rel=rel)
-    found, wanted = (json.loads((each / "scores.json").read_text()) for each in (run, alone))
+    found, wanted = (score_files.of_rows(json.loads((each / "scores.json").read_text())) for each in (run, alone))
     assert found.keys() == wanted.keys()
     for when in wanted:
         assert found[when] == pytest.approx(wanted[when], rel=1e-4, abs=1e-4)
