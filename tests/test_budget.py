@@ -87,7 +87,10 @@ def test_a_killed_run_ends_in_time_while_others_use_the_cores(tmp_path: Path) ->
         first = subprocess.Popen(command(out, limit), stdout=subprocess.DEVNULL, stderr=told_file)
     while len(lines(out)) < 4 and first.poll() is None:
         time.sleep(0.05)
-    if first.poll() is not None:  # other tests left so little of the machine that nothing would be trained
+    if first.returncode == 0:  # other tests left so little of the machine that few steps were trained
+        require_finished(out)
+        return
+    if first.returncode is not None:  # or none would be
         assert first.returncode == 2 and re.search(r"budget\.time=\d+", (tmp_path / "told.txt").read_text())
         return
     os.kill(first.pid, signal.SIGKILL)
