@@ -29,7 +29,7 @@ from workbench.training.callbacks import Callback, Silent
 
 WINDOW = 0.15
 """Share of its time that a run may leave unused while other processes come and go."""
-LEAVING = 4.0
+LEAVING = 8.0
 """Seconds in which a process leaves where tests and other processes have every core several times over."""
 BURN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: sum(range(10_000))"
 
