@@ -220,12 +220,13 @@ class SingleRun(ABC, Generic[M, R]):
             self._write_decision(None)
             plain = score_splits()
             self._write_decision(read(partial(self.decide_views, saved, scoring)))
-        scored = score_splits()
+        viewed = run_directory.reads_views(run.path, self.config)
+        scored = score_splits() if viewed or not plain else plain
         if not run.ranks.first:
             return {}
         before = files.read_json(run.path / "before.json")
         scores = {"before": before["scores"]} | {name: each.scores for name, each in scored.items()} | dict(more or {})
-        if run_directory.reads_views(run.path, self.config):
+        if viewed:
             scores |= {PLAIN[name]: each.scores for name, each in plain.items()}
         scores |= self.beside(scored["after"].outputs)
         if self.config.freeze.policy != "none" and (frozen := freezing_cost.of_run(run.path)):
@@ -400,8 +401,9 @@ class SingleRun(ABC, Generic[M, R]):
         """Scores of a model on rows; their time is measured."""
 
     def decide_views(self, model: M, scoring: ModelResults) -> Mapping[str, Any] | None:
-        """Facts about how `score` and the verbs merge views of a row, where held-out rows gain by it (`tta`)."""
-        raise NotImplementedError
+        """Facts about how `score` and the verbs merge views of a row, where held-out rows gain by it (`tta`); None
+        where they read it once, as tasks without views always do."""
+        return None
 
     # Members of a bank are runs with one model: what it computes, and each one's rows and loss (`TaskFacts.banked`).
 

@@ -34,6 +34,7 @@ from workbench.evaluation.reward_scores import Floats
 from workbench.models import backbones, reward_model
 from workbench.models.backbones import Backbone
 from workbench.models.reward_model import RewardModel
+from workbench.recipes.single import word_run
 from workbench.recipes.single.single_run import Scored
 from workbench.recipes.tasks.reward.reward_run import RatingRun, chat_encoder
 from workbench.runs import run_directory
@@ -156,7 +157,7 @@ class RewardRun(RatingRun[PreferenceSet]):
         gain = run_views.settled(self.config, gain)
         why = f"{len(reward_VS) - 1} views of all pairs. {gain.sentence}"
         run_views.tell(self.config, self.run, self.callback, gain, why)
-        return {"views": list(self.config.tta.views), "copies": self.config.tta.copies} if gain.accepted else None
+        return word_run.view_facts(self.config.tta) if gain.accepted else None
 
     def predictions(
         self, model: RewardModel, rows: PreferenceSet, outputs: Floats, before: Mapping[str, Any]

@@ -30,8 +30,15 @@ class ConversationView:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Row:
-        row, ids = self.rows[index], list[int]()
+        return self._rewritten_rows[index]
+
+    @cached_property
+    def _rewritten_rows(self) -> list[Row]:
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
+        return [self._rewritten_row(self.rows[index], special) for index in range(len(self))]
+
+    def _rewritten_row(self, row: Row, special: set[int]) -> Row:
+        ids = list[int]()
         for kept, part in itertools.groupby(row.input_ids.tolist(), special.__contains__):
             text = list(part)
             ids += text if kept else self.tokenizer.encode(self._rewritten(text), add_special_tokens=False)
@@ -42,7 +49,7 @@ class ConversationView:
     @cached_property
     def lengths(self) -> Indices:
         """Tokens of each row."""
-        return np.asarray([len(self[index].input_ids) for index in range(len(self))], dtype=np.int64)
+        return np.asarray([len(row.input_ids) for row in self._rewritten_rows], dtype=np.int64)
 
     def batch(self, indices: Indices) -> MicroBatch:
         """Some of the rows, padded."""
