@@ -106,7 +106,13 @@ class Ranks:
         if self.alone:
             yield
             return
-        distributed_c10d._set_pg_timeout(STEP)
+        groups = list(distributed_c10d._world.pg_map)  # those that this process is in
+
+        def limit(waiting: timedelta) -> None:
+            for group in groups:
+                distributed_c10d._set_pg_timeout(waiting, group)
+
+        limit(STEP)
         try:
             yield
         except RuntimeError as error:
@@ -118,7 +124,7 @@ class Ranks:
                 "`py-spy dump --pid PID`; the last checkpoint is whole: write --resume."
             ) from error
         finally:
-            distributed_c10d._set_pg_timeout(WAIT)
+            limit(WAIT)
 
     def add_up(self, tensors: Sequence[Tensor], *, bucket_bytes: int, group: dist.ProcessGroup | None = None) -> None:
         """Replace each tensor by its sum over all processes, or those of a group, `bucket_bytes` at a time.
