@@ -77,7 +77,7 @@ CASES = {
         backbone(removed("m/model.safetensors")),
     ),
     "a student of no one": Case(
-        "data distill/quickstart", "distill.teacher: runs/sft-full is no run directory", "Write a folder"
+        "data distill/quickstart", "distill.teacher.id=runs/sft-full: there is no such run", "Train it first"
     ),
 }
 

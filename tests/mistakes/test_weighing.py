@@ -55,7 +55,7 @@ CASES = {
     "misspelt": Case(f"{CHECK} {PLACE}.by=token", f"{PLACE}.by", "'tokens'"),
     "a pool": Case(f"{CHECK} {TILTED} {PLACE}.pool=4", "pool is for by=importance|selective", "Leave pool out"),
     "no such reference": Case(
-        f"{OF}runs/clean", f"{PLACE}.reference: runs/clean is no run directory", "taken as a model"
+        f"{OF}runs/clean", f"{PLACE}.reference=runs/clean: there is no such run", "Train it first"
     ),
     "an adapter alone": Case(
         f"{OF}adapter", f"{PLACE}.reference=adapter is no run directory", "workbench adopt adapter", alone

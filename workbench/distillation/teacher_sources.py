@@ -132,6 +132,11 @@ def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
     if not (path / "config.yaml").is_file():
         if cure := run_directory.instead(path):
             raise ConfigError(f"distill.teacher.id={name} is no run directory.{cure}")
+        if path.parts[:1] == ("runs",) and not path.exists():
+            raise ConfigError(
+                f"distill.teacher.id={name}: there is no such run. Train it first, by the command in the first lines "
+                "of a shipped recipe, or write another run, a folder, or a hub id."
+            )
         return TeacherSource(name, _stored(ModelConfig(id=name, revision=teacher.revision), teacher))
     if teacher.revision is not None:
         raise ConfigError(
