@@ -117,7 +117,13 @@ def _write(
     assert section is not None
     teacher, asked = writer(config, source), questions(base, data, config)
     settings = SampleSettings(
-        section.to, section.n, section.temperature, section.max_new_tokens, base.seed, section.least
+        section.to,
+        section.n,
+        section.temperature,
+        section.max_new_tokens,
+        base.seed,
+        section.least,
+        likelihood=any(source.reads_likelihood for source in section.score),
     )
     path = run.home / FILE
     (own,) = base.data.training_files.values()

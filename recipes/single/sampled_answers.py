@@ -1,6 +1,7 @@
 """Several answers of a model to each prompt, scored, as rows to train on: who writes them, and what is kept on disk.
 
-An answer is a function of the teacher, its prompt, `seed`, the number of its row and its own number.
+An answer is a function of the teacher, its prompt, `seed`, the number of its row (of several wordings: of that among
+all) and its own number.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ from workbench.data.text import generated_answers
 from workbench.data.text.formats import Example
 from workbench.data.text.generated_answers import answer_to
 from workbench.data.text.messages import split_thoughts
+from workbench.data.text.prompts import PROMPT, reworded
 from workbench.data.text.row_encoder import row_encoder
 from workbench.errors import BackboneError, ConfigError, FileError
-from workbench.evaluation import rewards
+from workbench.evaluation import comparison, metrics, rewards
+from workbench.evaluation.comparison import PairedScore
 from workbench.evaluation.generation import AnswerSampler, question_ids
-from workbench.evaluation.rewards import SPREAD
+from workbench.evaluation.perplexity import answer_likelihoods
+from workbench.evaluation.rewards import SPREAD, final_answers
 from workbench.models import backbones, output_heads
 from workbench.models.exported import ExportedModel
 from workbench.runs.openai_client import OpenAIClient, reason
@@ -50,7 +54,7 @@ class SampleSettings:
     to: str = "best"
     """Kind of rows; see `rows_to_write`."""
     n: int = 8
-    """Answers to a prompt."""
+    """Answers to each wording of a prompt."""
     temperature: float = 1.0
     max_new_tokens: int = 256
     seed: int = 0
@@ -58,6 +62,10 @@ class SampleSettings:
     """The lowest reward that is kept."""
     margin: float = 0.0
     """By how much the rewards of a pair differ at least."""
+    wordings: tuple[str, ...] = (PROMPT,)
+    """Ways to ask, with PROMPT in place of a row's prompt."""
+    likelihood: bool = False
+    """Whether the writer says how likely each answer is."""
 
 
 class WrittenAnswer(NamedTuple):
@@ -70,10 +78,13 @@ class WrittenAnswer(NamedTuple):
     """Tokens that a server says it read and wrote."""
     problem: str = ""
     """Why it cannot be used; empty where it can."""
+    likelihood: float | None = None
+    """Mean log-probability of its tokens, in nats, over all wordings of its prompt where a model here writes; None: not
+    asked for."""
 
 
 Written = dict[int, dict[int, WrittenAnswer]]
-"""Answers by the number of their prompt and their own."""
+"""Answers by the number of their prompt, of which each wording is one, and their own."""
 
 
 class AnswerWriter(Protocol):
@@ -86,7 +97,8 @@ class AnswerWriter(Protocol):
     def write(
         self, questions: Sequence[Example], settings: SampleSettings, known: Written, keep: Callable[[Written], None]
     ) -> None:
-        """Write the answers that are not in `known`, and hand each to `keep` as soon as it is there."""
+        """Write the answers that are not in `known`, and hand each to `keep` as soon as it is there. `questions`: the
+        wordings of the first prompt, then of the second."""
 
 
 class SampleProgress:
@@ -197,21 +209,32 @@ class LocalWriter:
                 for row in batch
             ]
             written = sampler.answer([prompts[row] for row in batch], draws)
-            groups = {
-                row: {number: self._answer(model, ids, questions[row]) for number, ids in enumerate(group)}
+            every = [
+                (row, number, ids)
                 for row, group in zip(batch, written, strict=True)
-            }
+                for number, ids in enumerate(group)
+            ]
+            likelihoods: Sequence[float | None] = [None] * len(every)
+            if settings.likelihood:
+                count = len(settings.wordings)
+                pairs = [(prompt, ids) for row, _, ids in every for prompt in prompts[row - row % count :][:count]]
+                each_AW = np.reshape(answer_likelihoods(model.model, model.head, pairs), (-1, count))
+                # Rounded, so that they do not depend on which answers are read together.
+                likelihoods = each_AW.mean(1).round(6).tolist()
+            groups: Written = {row: {} for row in batch}
+            for (row, number, ids), likelihood in zip(every, likelihoods, strict=True):
+                groups[row][number] = self._answer(model, ids, questions[row], likelihood)
             keep(groups)
 
     @staticmethod
-    def _answer(model: ExportedModel, ids: Indices, question: Example) -> WrittenAnswer:
+    def _answer(model: ExportedModel, ids: Indices, question: Example, likelihood: float | None) -> WrittenAnswer:
         finished = bool(len(ids)) and int(ids[-1]) in model.stop
         # Some tokenizers call the tags of reasoning special, and would leave them out.
         added = model.tokenizer.added_tokens_decoder
         hidden = {number for number, token in added.items() if token.special and "think" not in token.content}
         hidden.update(set(model.tokenizer.all_special_ids) - added.keys())
         text = str(model.tokenizer.decode([int(each) for each in ids if int(each) not in hidden]))
-        return WrittenAnswer(as_learnt(text) if question.messages else text, finished)
+        return WrittenAnswer(as_learnt(text) if question.messages else text, finished, likelihood=likelihood)
 
 
 def stock(model: ModelConfig, config: RunConfig) -> ExportedModel:
@@ -322,6 +345,7 @@ class ServedWriter:
         messages = [{name: value for name, value in each.items() if name != "loss"} for each in question.messages]
         body |= {"messages": messages} if messages else {"prompt": question.whole_text}
         body |= {"tools": list(question.tools)} if question.tools else {}
+        body |= {"logprobs": True if messages else 1} if settings.likelihood else {}
         path = "chat/completions" if messages else "completions"
         try:
             response = server.sent("POST", path, body)
@@ -330,12 +354,23 @@ class ServedWriter:
                 response = server.sent("POST", path, body)
         except BackboneError as error:
             raise BackboneError(f"{error} The last request was for {question.place}.") from None
+        if settings.likelihood and response.status_code == 400 and "logprob" in reason(response):
+            raise self._without_likelihood(reason(response))
         if response.status_code in (400, 413, 422):  # of this prompt, which may be too long
             return WrittenAnswer("", False, problem=f"status {response.status_code}: {reason(response)}")
         server.require_permitted(response)
         if response.status_code != 200:
             server.json(response)  # which says what is wrong
-        return _read_answer(response, chat=bool(messages))
+        answer = _read_answer(response, chat=bool(messages))
+        if settings.likelihood and not answer.problem and answer.likelihood is None:
+            raise self._without_likelihood("its answer has no log-probabilities")
+        return answer
+
+    def _without_likelihood(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"{self.key}={self.url} does not say how likely an answer is: {why}. Name a run or a folder of a model in "
+            "its place, which is asked here, or score by vote instead."
+        )
 
 
 def _read_answer(response: httpx2.Response, *, chat: bool) -> WrittenAnswer:
@@ -371,7 +406,19 @@ def _read_answer(response: httpx2.Response, *, chat: bool) -> WrittenAnswer:
     if not text.strip():
         return unusable("is empty" + (", and calls a tool" if message.get("tool_calls") else ""))
     finished = choice.get("finish_reason") in ("stop", "eos", "end_turn", None)
-    return WrittenAnswer(as_learnt(text, reasoning) if chat else text, finished, tokens)
+    text = as_learnt(text, reasoning) if chat else text
+    return WrittenAnswer(text, finished, tokens, likelihood=_likelihood(choice.get("logprobs")))
+
+
+def _likelihood(scored: Any) -> float | None:
+    """Mean log-probability of the tokens that a server says it wrote; None where it does not say all."""
+    try:
+        content = scored.get("content")
+        told = scored["token_logprobs"] if content is None else [each["logprob"] for each in content]
+        mean = round(float(np.mean(np.asarray(told, dtype=np.float64))), 6) if told else None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return mean if mean is not None and np.isfinite(mean) else None
 
 
 def written_and_scored(
@@ -383,25 +430,32 @@ def written_and_scored(
 ) -> list[AnswerGroup]:
     """The answers to each prompt, in the order of the prompts; those that are on disk are neither written nor scored
     again."""
-    writer.write([question for question, _ in questions], settings, progress.answers, progress.keep_answers)
-    return _score(sources, questions, progress)
+    worded = [reworded(question, wording) for question, _ in questions for wording in settings.wordings]
+    writer.write(worded, settings, progress.answers, progress.keep_answers)
+    return _score(sources, questions, settings.wordings, progress)
 
 
-def _score(sources: Sequence[RewardSource], questions: Questions, progress: SampleProgress) -> list[AnswerGroup]:
+def _score(
+    sources: Sequence[RewardSource], questions: Questions, wordings: tuple[str, ...], progress: SampleProgress
+) -> list[AnswerGroup]:
     content = [[source.model_dump(mode="json") for source in sources], rewards.digests(sources)]
     reward, name = rewards.build(sources), hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
     known, groups = progress.rewards(name), list[AnswerGroup]()
     for first in range(0, len(questions), SCORED):
         together = questions[first : first + SCORED]
         written = [
-            [progress.answers[first + row][number] for number in sorted(progress.answers[first + row])]
+            [
+                (each, "" if wordings == (PROMPT,) else wording)
+                for number, wording in enumerate(wordings, start=(first + row) * len(wordings))
+                for _, each in sorted(progress.answers[number].items())
+            ]
             for row in range(len(together))
         ]
-        usable = [[each for each in group if not each.problem] for group in written]
+        usable = [[pair for pair in group if not pair[0].problem] for group in written]
         answers = [
-            answer_to(question, each.text, columns)
+            answer_to(question, each.text, columns, likelihood=each.likelihood)
             for (question, columns), group in zip(together, usable, strict=True)
-            for each in group
+            for each, _ in group
         ]
         if sources and answers and first not in known:
             progress.keep_rewards(name, first, reward.detailed(answers))
@@ -409,9 +463,13 @@ def _score(sources: Sequence[RewardSource], questions: Questions, progress: Samp
         total = iter(reward.total(parts, len(answers)) if parts else [0.0] * len(answers))
         each_part = iter([{name: values[at] for name, values in parts.items()} for at in range(len(answers))])
         for (question, _), group, every in zip(together, usable, written, strict=True):
-            scored = [ScoredAnswer(each.text, each.finished, next(total), next(each_part)) for each in group]
-            problems = [f"answer {number + 1}: {each.problem}" for number, each in enumerate(every) if each.problem]
-            counted = [each.tokens for each in every]
+            scored = [
+                ScoredAnswer(each.text, each.finished, next(total), next(each_part), wording) for each, wording in group
+            ]
+            problems = [
+                f"answer {number + 1}: {each.problem}" for number, (each, _) in enumerate(every) if each.problem
+            ]
+            counted = [each.tokens for each, _ in every]
             groups.append(AnswerGroup(question, scored, problems, counted))
     return groups
 
@@ -438,9 +496,17 @@ class SampledRows:
     """Tokens that a server says it read and wrote; None where it does not say that of every answer."""
     cost: float | None
     """Of these tokens, where a price is given."""
+    choice: PairedScore | None
+    """What choosing by the rewards is worth on rows that hold an answer; see `worth`."""
 
 
-def facts(groups: Sequence[AnswerGroup], written: int, skipped: Sequence[str], limits: RequestLimits) -> SampledRows:
+def facts(
+    groups: Sequence[AnswerGroup],
+    written: int,
+    skipped: Sequence[str],
+    limits: RequestLimits,
+    choice: PairedScore | None = None,
+) -> SampledRows:
     """What came of the answers, `written` rows among it."""
     answers = [each for group in groups for each in group.answers]
     top = [each for each in map(lambda group: best(group.answers), groups) if each is not None]
@@ -469,7 +535,35 @@ def facts(groups: Sequence[AnswerGroup], written: int, skipped: Sequence[str], l
         left_out=[*skipped, *(f"{group.question.place}, {why}" for group in groups for why in group.problems)],
         tokens=tokens,
         cost=None if price is None or tokens is None else (tokens[0] * price[0] + tokens[1] * price[1]) / 1e6,
+        choice=choice,
     )
+
+
+def worth(groups: Sequence[AnswerGroup], references: Sequence[str | None]) -> PairedScore | None:
+    """The score of one answer to the first wording (the mean of all of them), and of the best to any, over the prompts
+    with a reference.
+
+    It is `accuracy` of final answers where every reference is a number, else token `f1`. The best ended by itself,
+    where one did. None where fewer than two prompts have answers and a reference.
+    """
+    known = [(group.answers, text) for group, text in zip(groups, references, strict=True) if text and group.answers]
+    right = [final_answers.of_reference(text) for _, text in known]
+    exact = all(each is not None and each.number is not None for each in right)
+
+    def score(said: str, number: int) -> float:
+        wanted, own = right[number], final_answers.of_answer(said) if exact else None
+        if not exact or wanted is None:
+            return metrics.token_f1(said, known[number][1])
+        return float(own is not None and wanted.equals(own, tolerance=0))
+
+    single, chosen = list[float](), list[float]()
+    for number, (answers, _) in enumerate(known):
+        first = [each.text for each in answers if each.wording == answers[0].wording]
+        single.append(float(np.mean([score(text, number) for text in first])))
+        chosen.append(score((best(answers) or max(answers, key=lambda each: each.reward)).text, number))
+    if len(known) < 2:
+        return None
+    return comparison.paired("accuracy" if exact else "f1", np.asarray(single), np.asarray(chosen))
 
 
 Row = dict[str, Any]
@@ -484,6 +578,8 @@ class ScoredAnswer(NamedTuple):
     reward: float
     parts: dict[str, float]
     """Its rewards by name, and how far reward models disagree on it, where there are several."""
+    wording: str = ""
+    """How its prompt was worded; empty where all are as the rows have them."""
 
 
 class AnswerGroup(NamedTuple):
@@ -539,7 +635,7 @@ def _pairs(group: AnswerGroup, least: float, margin: float) -> Iterator[Row]:
         return
     if better.reward - worse.reward >= margin:
         row = {"chosen": better.text, "rejected": worse.text, "margin": better.reward - worse.reward}
-        yield _prompt(group.question) | row
+        yield _prompt(group.question) | row | _worded(better) | _worded(worse, "rejected_wording")
 
 
 def _all(group: AnswerGroup, least: float, _: float) -> Iterator[Row]:
@@ -568,8 +664,12 @@ def _prompt(question: Example) -> Row:
     return {"messages": list(question.messages), **({"tools": list(question.tools)} if question.tools else {})}
 
 
+def _worded(answer: ScoredAnswer, name: str = "wording") -> Row:
+    return {name: answer.wording} if answer.wording else {}
+
+
 def _answered(question: Example, answer: ScoredAnswer) -> Row:
-    reward = {"reward": answer.reward} if answer.parts else {}
+    reward = ({"reward": answer.reward} if answer.parts else {}) | _worded(answer)
     if not question.messages:
         return _prompt(question) | {"completion": answer.text, **reward}
     turns = [*question.messages, {"role": "assistant", "content": answer.text}]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from workbench.config import ModelConfig, RunConfig, reward_words
 from workbench.config.sections.basic_sections import an_address
 from workbench.config.sections.distill_config import RequestLimits
 from workbench.config.yaml_text import override
-from workbench.data.rows import fingerprint
-from workbench.data.text.prompts import read_questions
+from workbench.data.rows import RawRow, fingerprint
+from workbench.data.text.prompts import PROMPT, own_answer, read_questions
 from workbench.errors import BackboneError, ConfigError
 from workbench.evaluation import rewards
 from workbench.models import backbones, exported
@@ -49,6 +50,7 @@ def sample(
     price: Sequence[float | str] | None = None,
     to: str = "best",
     n: int = 8,
+    wording: Sequence[str] = (),
     temperature: float = 1.0,
     max_new_tokens: int = 256,
     least: float | None = None,
@@ -65,7 +67,8 @@ def sample(
             to /v1, which is sent the prompts and the key in OPENAI_API_KEY.
         prompts: Rows to answer; answers that they hold are ignored.
         overrides: `key=value` words of sections data and evaluate; of a model also of section model.
-        score: Rewards that are added up: `number`, `unit_tests`, `vote`, `my.py:function`, a reward run, `{kind: ...}`.
+        score: Rewards that are added up: `number`, `unit_tests`, `vote`, `likelihood`, `my.py:function`, a reward
+            run, `{kind: ...}`.
         out: A .jsonl file to write.
         model: The model's name at an address.
         at_once: Requests to an address that run at the same time.
@@ -73,7 +76,8 @@ def sample(
         timeout: Longest wait for an answer of an address, in seconds.
         price: Of a million tokens that an address reads, and of a million that it writes.
         to: Rows to write: `best` answers, `accepted` ones, `pairs` of a better and a worse one, or `all`.
-        n: Answers to each prompt.
+        n: Answers to each prompt, in each wording.
+        wording: Ways to ask, each with `{prompt}` in place of a row's prompt; none: the prompt as it is.
         temperature: Logits are divided by it; above 0.
         max_new_tokens: Of an answer.
         least: Lowest reward of an answer that is kept.
@@ -83,7 +87,8 @@ def sample(
         trust: Execute the Python code that the run's config.yaml names.
 
     Returns:
-        How many `prompts`, `answers` and `rows` there are, and the mean `reward` of all answers.
+        How many `prompts`, `answers` and `rows` there are, the mean `reward` of all answers, and what their `choice` is
+        worth on rows that hold an answer, where no reward reads it.
 
     Raises:
         WorkbenchError: A setting, a prompt or a reward is wrong, or a server does not answer; answers that there are by
@@ -98,10 +103,11 @@ def sample(
         (26, 52)
     """
     out = Path(out)
-    settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin)
+    settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin, tuple(wording) or (PROMPT,))
     _require_sensible(settings, out, scored=bool(score))
     sources = reward_words.read(score)
-    if settings.n < 2 and (alone := [source.kind for source in sources if source.compares]):
+    settings = replace(settings, likelihood=any(source.reads_likelihood for source in sources))
+    if len(settings.wordings) * n < 2 and (alone := [source.kind for source in sources if source.compares]):
         raise ConfigError(f"--score {alone[0]} compares answers to a prompt, and --n 1 gives one. Write --n 2 or more.")
     requests = {"at_once": at_once, "retries": retries, "timeout": timeout, "price": price}
     limits = parse(RequestLimits, requests, source="the command line")
@@ -117,6 +123,8 @@ def sample(
             "prompts": fingerprint(prompts, config.data),
             "overrides": list(overrides),
             "n": settings.n,
+            "wording": settings.wordings,
+            "likelihood": settings.likelihood,
             "temperature": settings.temperature,
             "max_new_tokens": settings.max_new_tokens,
             "seed": settings.seed,
@@ -128,7 +136,11 @@ def sample(
         raise ConfigError(nothing_kept(groups, settings))
     files.write_bytes(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in output_rows).encode())
     progress.done()
-    return sampled_answers.facts(groups, len(output_rows), skipped, limits)
+    choice = None
+    if sources and not any(source.columns for source in sources):
+        own = [own_answer(RawRow(question.place, dict(columns)), config.data) for question, columns in questions]
+        choice = sampled_answers.worth(groups, own)
+    return sampled_answers.facts(groups, len(output_rows), skipped, limits, choice)
 
 
 def _require_sensible(settings: SampleSettings, out: Path, *, scored: bool) -> None:
@@ -138,7 +150,10 @@ def _require_sensible(settings: SampleSettings, out: Path, *, scored: bool) -> N
         raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
     if settings.to not in TO:
         raise ConfigError(f"--to {settings.to}: expected one of {', '.join(TO)}.")
-    if settings.to == "pairs" and settings.n < 2:
+    if settings.n < 1:
+        raise ConfigError(f"--n {settings.n}: expected at least 1 answer to a prompt. Write --n 8.")
+    _require_wordings(settings.wordings)
+    if settings.to == "pairs" and len(settings.wordings) * settings.n < 2:
         raise ConfigError("--to pairs compares answers to a prompt, and --n 1 gives one. Write --n 2 or more.")
     if not scored and (settings.to == "pairs" or settings.least is not None):
         asked = "--to pairs" if settings.to == "pairs" else f"--least {settings.least:g}"
@@ -149,6 +164,21 @@ def _require_sensible(settings: SampleSettings, out: Path, *, scored: bool) -> N
         raise ConfigError(f"--margin is for --to pairs, not for {settings.to}. Leave it out.")
     if not settings.temperature > 0:
         raise ConfigError(f"--temperature {settings.temperature:g}: expected a number above 0, such as 1.")
+
+
+def _require_wordings(wordings: Sequence[str]) -> None:
+    for number, wording in enumerate(wordings):
+        if PROMPT not in wording:
+            raise ConfigError(
+                f"--wording {wording!r}: {PROMPT} does not stand in it, so that every row would be asked the same. "
+                f"Write it where the prompt belongs, such as --wording '{PROMPT} Think step by step.'"
+            )
+        if other := next((each for each in re.findall(r"\{\s*\w*\s*\}", wording) if each != PROMPT), None):
+            raise ConfigError(
+                f"--wording {wording!r}: {other} names nothing; {PROMPT} alone is replaced. Leave the braces out."
+            )
+        if wording in wordings[:number]:
+            raise ConfigError(f"--wording {wording!r} is given twice. Leave one out, or write a higher --n.")
 
 
 def is_address(teacher: str) -> bool:

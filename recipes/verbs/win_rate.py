@@ -90,10 +90,10 @@ def win_rate(
     for each, path in ((config, run), (other_config, other)):
         generate.require_text(each, path)
     sources = reward_words.read(contest.score)
-    if alone := [source.kind for source in sources if source.compares]:
+    if alone := [f"{source.kind} {source.sampled_alone}" for source in sources if source.sampled_alone]:
         raise ConfigError(
-            f"--score {alone[0]} compares several answers to a prompt, and a contest asks each run for one. Write "
-            "another --score; `workbench sample` takes this one."
+            f"--score {alone[0]}: it is for answers that are sampled. Write another --score; `workbench sample` takes "
+            "this one."
         )
     reward = rewards.build(sources) if sources else None
     skipped: list[str] = []

@@ -26,6 +26,7 @@ Case = partial(RowsCase, rows=ROWS, other=[{"a": "b"}])
 
 CASES = {
     "votes": Case("kind=vote compares several answers", "Leave it out", "'rewards=[{kind: vote}]'"),
+    "likelihoods": Case("kind=likelihood reads how likely", "Leave it out", "'rewards=[{kind: likelihood}]'"),
     "no rewards": Case("recipe reinforce learns from rewards, and there are none", "kind: number", "rewards=[]"),
     "one answer": Case("reinforce.answers", "greater than or equal to 2", "reinforce.answers=1"),
     "an unknown method": Case("reinforce.method", "'grpo'", "reinforce.method=ppo"),

@@ -109,6 +109,9 @@ CASES = {
     "against: by vote": against(
         "--score vote compares several answers", "Write another --score", "data.test=other.jsonl --score vote"
     ),
+    "against: by likelihood": against(
+        "--score likelihood reads how likely", "Write another --score", "data.test=other.jsonl --score likelihood"
+    ),
     "against: no rows": against("held out a share", "data.test=FILE", "--score number"),
     "against: no program": against(
         "'no-such' cannot be started", "Name a program", "data.test=other.jsonl --judge no-such"

@@ -354,6 +354,16 @@ def sampled(sampled: SampledRows, out: Path) -> None:
     )
     if sampled.reward is not None:
         typer.echo(f"Mean reward {sampled.reward:.3f}{best}.")
+    if (choice := sampled.choice) is not None:
+        low, high = choice.interval or (0.0, 0.0)
+        verdict = (
+            "The choice helps." if low > 0 else "The choice harms." if high < 0 else "No difference beyond chance."
+        )
+        bounds = "" if choice.interval is None else f" (95 %: {low:+.3f} to {high:+.3f})"
+        typer.echo(
+            f"Against the answers of {choice.rows:,} rows: {choice.name} of one answer {choice.first:.3f}, of the "
+            f"chosen ones {choice.second:.3f}; difference {choice.difference:+.3f}{bounds}. {verdict}"
+        )
     if sampled.tokens is not None:
         cost = "" if sampled.cost is None else f", which cost {sampled.cost:.4g}"
         typer.echo(f"The server read {sampled.tokens[0]:,} tokens and wrote {sampled.tokens[1]:,}{cost}.")

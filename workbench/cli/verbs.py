@@ -405,10 +405,13 @@ def sample(
     out: Annotated[Path, typer.Option(help="A .jsonl file to write.")],
     overrides: RunSettings = None,
     score: Annotated[
-        list[str] | None, typer.Option(help="number, unit_tests, vote, my.py[:function], a reward run, '{kind: ...}'.")
+        list[str] | None, typer.Option(help="number, vote, likelihood, my.py[:function], a reward run, '{kind: ...}'.")
     ] = None,
     to: Annotated[str, typer.Option(help="Rows to write: best, accepted, pairs or all.")] = "best",
-    n: Annotated[int, typer.Option("--n", min=1, help="Answers to each prompt.")] = 8,
+    n: Annotated[int, typer.Option("--n", min=1, help="Answers to each prompt, in each wording.")] = 8,
+    wording: Annotated[
+        list[str] | None, typer.Option(help="A way to ask, such as '{prompt} Think step by step.'; several.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="Logits are divided by it.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     least: Annotated[float | None, typer.Option(help="Lowest reward of an answer that is kept.")] = None,
@@ -441,6 +444,7 @@ def sample(
         price=None if price is None else price.split(","),
         to=to,
         n=n,
+        wording=wording or (),
         temperature=temperature,
         max_new_tokens=max_new_tokens,
         least=least,

@@ -13,7 +13,7 @@ from workbench.config.yaml_text import load_yaml
 from workbench.errors import ConfigError
 from workbench.schema import did_you_mean, parse
 
-_WITHOUT_SETTINGS = ("number", "unit_tests", "vote")
+_WITHOUT_SETTINGS = ("number", "unit_tests", "vote", "likelihood")
 """Kinds of which every setting has a default."""
 
 

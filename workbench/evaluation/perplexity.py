@@ -6,7 +6,7 @@ Legend: B rows, L padded length, D hidden, N supervised positions or rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Protocol
@@ -136,6 +136,32 @@ def row_likelihoods(
         for each in (row.input_ids, row.supervised, np.asarray([row.source, row.digest], np.uint64))
     )
     return over_rows(model, tokens.lengths, compute, scoring=scoring, content=content)
+
+
+@dataclass(frozen=True)
+class AnswerRows:
+    """Answers as token ids, each behind its prompt."""
+
+    rows: Sequence[Row]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def lengths(self) -> Indices:
+        return np.asarray([len(row.input_ids) for row in self.rows], dtype=np.int64)
+
+    def __getitem__(self, index: int) -> Row:
+        return self.rows[index]
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        return collate([self.rows[index] for index in indices], epoch=epoch)
+
+
+def answer_likelihoods(model: nn.Module, head: Head, pairs: Sequence[tuple[Indices, Indices]]) -> list[float]:
+    """Mean log-probability of an answer's tokens behind its prompt, in nats, for pairs of prompt and answer."""
+    rows = [Row(np.concatenate(pair), np.arange(sum(map(len, pair))) >= len(pair[0])) for pair in pairs]
+    return [-loss / count for loss, _, count in row_likelihoods(model, head, AnswerRows(rows))]
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,9 @@ _OF_ROWS = ("sampling", "curriculum", "length_warm_up", "augment", "clean", "dec
 
 
 def _check(config: RunSections) -> Iterator[str]:
-    if alone := [source.kind for source in config.rewards if source.compares]:
-        yield (
-            f"rewards: kind={alone[0]} compares several answers to a prompt, and held-out prompts get one. Leave it "
-            "out; `workbench sample` takes it."
-        )
+    for source in config.rewards:
+        if source.sampled_alone:
+            yield f"rewards: kind={source.kind} {source.sampled_alone}. Leave it out; `workbench sample` takes it."
     yield from config.reinforce.misfits(
         noise=config.adapter.noise > 0 or config.adapter.facts.draws or config.model.dropout
     )

@@ -193,6 +193,30 @@ def test_text_without_reasoning_is_only_stripped() -> None:
     assert as_learnt(" a < b ") == "a < b" and as_learnt("<think>\n\n</think>\n\nb") == "<think>\n\n</think>\n\nb"
 
 
+def test_likelihoods_are_those_that_the_server_tells(server: FakeServer, asked: Path) -> None:
+    def behave(number: int, time: int, handler: Any) -> Any:
+        assert handler.server.asked[-1]["logprobs"] is True
+        said = answered(number, 0)
+        said["choices"][0]["logprobs"] = {"content": [{"logprob": -1.0 - number}, {"logprob": -3.0}]}
+        return said
+
+    server.behave = behave
+    write(server, asked, n=1, to="all", score=["likelihood"], wording=["{prompt}", "So? {prompt}"])
+    rows = read_lines(asked.parent / "out.jsonl")
+    assert [row["reward"] for row in rows] == [-2 - number / 2 for number in range(6) for _ in range(2)]
+    assert sorted(each["messages"][0]["content"][:4] for each in server.asked) == ["So? "] * 6 + ["What"] * 6
+    assert rows[1]["messages"][0]["content"] == "What comes after 0?" and rows[1]["wording"] == "So? {prompt}"
+    for logprobs in (None, {}, {"content": []}, {"content": [{}]}, {"token_logprobs": [None]}, [1], {"content": 1}):
+        said = answered(0, 0)
+        said["choices"][0]["logprobs"] = logprobs
+        server.behave = lambda number, time, handler, said=said: said
+        with pytest.raises(ConfigError, match=r"does not say how likely an answer is: .*score by vote instead"):
+            write(server, asked, "none.jsonl", to="best", score=["likelihood"])
+    server.behave = lambda number, time, handler: handler.say({"error": "logprobs are not supported"}, 400)
+    with pytest.raises(ConfigError, match=r"not say how likely an answer is: logprobs are not supported"):
+        write(server, asked, "none.jsonl", to="best", score=["likelihood"])
+
+
 def test_the_key_stands_nowhere(server: FakeServer, asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", f" {SECRET}\n")
     told: list[str] = []

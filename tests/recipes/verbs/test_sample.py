@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 import workbench
@@ -22,7 +26,7 @@ from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
 from workbench.evaluation import generation
 from workbench.evaluation.generation import AnswerSampler
-from workbench.recipes.single.sampled_answers import AnswerGroup, SampledRows, ScoredAnswer, rows_to_write
+from workbench.recipes.single.sampled_answers import AnswerGroup, SampledRows, ScoredAnswer, rows_to_write, worth
 from workbench.recipes.verbs.sample import sample
 
 LETTERS = """
@@ -106,14 +110,14 @@ def test_the_page_s_commands_run(
         each for each in blocks(ROOT / "recipes" / "verbs" / "sample.md") if each.run_by.endswith("test_sample.py")
     ]
     lines = [line.partition("  #")[0].rstrip() for line in block.text.splitlines()]
-    assert [line.split()[1] for line in lines] == ["sample", "sample", "sample", "run"]
+    assert [line.split()[1] for line in lines] == ["sample", "sample", "sample", "sample", "run"]
     monkeypatch.chdir(asked.parent)
     tiny = [f"model.id={short_stories}", "train.steps=2", "train.epochs=null", "data.held_out=0.3", "batch.size=2"]
     tiny += ["evaluate.every=null", "evaluate.answers=0", "evaluate.samples=0"]
     changes = {"prompts.jsonl": asked.name, "8": "4", **dict.fromkeys(("number", "runs/reward"), "mine.py:letters")}
     Path("RUN").symlink_to(trained)  # whose answers end
-    for line in lines[:3]:
-        words = [changes.get(word, word) for word in line.split()[1:]]
+    for line in lines[:4]:
+        words = [changes.get(word, word) for word in shlex.split(line)[1:]]
         done = CliRunner().invoke(app, [*words, "--max-new-tokens", "16"])
         assert done.exit_code == 0, (line, done.output, done.exception)
         out = Path(words[words.index("--out") + 1])
@@ -122,9 +126,91 @@ def test_the_page_s_commands_run(
             out.rename(f"{words[words.index('--to') + 1]}.jsonl")
     Path("RUN").unlink()
     workbench.run("sft/quickstart", [*tiny, "data.train=best.jsonl"], out=Path("RUN"), quiet=True)
-    done = CliRunner().invoke(app, [*lines[3].split()[1:], *tiny])
+    done = CliRunner().invoke(app, [*lines[4].split()[1:], *tiny])
     assert done.exit_code == 0, (done.output, done.exception)
     assert Path("runs/prefer-quickstart/scores.json").is_file()
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_likelihoods_are_means_over_wordings_of_stock_forward_passes(
+    trained: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wordings = ["{prompt}", 'As {"a": 1}: {prompt} {prompt}']
+    drawn: dict[tuple[int, ...], list[Indices]] = {}
+    answer = AnswerSampler.answer
+
+    def kept(self: AnswerSampler, prompts: Sequence[Indices], draws: Sequence[Any]) -> list[list[Indices]]:
+        groups = answer(self, prompts, draws)
+        drawn.update({tuple(prompt.tolist()): group for prompt, group in zip(prompts, groups, strict=True)})
+        return groups
+
+    monkeypatch.setattr(AnswerSampler, "answer", kept)
+    asked.write_text("".join(asked.read_text().splitlines(keepends=True)[:3]))
+    rows = _sample(trained, asked, "all.jsonl", "likelihood", to="all", n=2, wording=wordings)
+    model = AutoPeftModelForCausalLM.from_pretrained(trained / "adapter").eval()
+    tokenizer = AutoTokenizer.from_pretrained(trained / "adapter")
+    wanted = list[float]()
+    for n in range(3):
+        turns = [[{"role": "user", "content": each.replace("{prompt}", f"What comes after {n}?")}] for each in wordings]
+        prompts = [tokenizer.apply_chat_template(each, add_generation_prompt=True, return_dict=False) for each in turns]
+        for ids in [ids for prompt in prompts for ids in drawn[tuple(prompt)]]:
+            means = []
+            for prompt in prompts:
+                with torch.no_grad():
+                    logits = model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+                log_p = logits.double().log_softmax(-1)
+                means.append(float(log_p[torch.arange(len(ids)), torch.from_numpy(ids)].mean()))
+            wanted.append(sum(means) / 2)
+    assert [row["reward"] for row in rows] == pytest.approx(wanted, abs=1e-5) and len(set(wanted)) > 3
+    assert [row["wording"] for row in rows[:4]] == [wordings[0]] * 2 + [wordings[1]] * 2
+    assert all(row["messages"][0]["content"].startswith("What comes after") for row in rows)
+    finished = [row for row in rows if row["finished"] and row["messages"][-1]["content"]]
+    highest = {row["place"]: max(r["reward"] for r in finished if r["place"] == row["place"]) for row in finished}
+    best = _sample(trained, asked, "best.jsonl", "likelihood", n=2, wording=wordings)
+    assert [row["reward"] for row in best] == list(highest.values()) and {row["wording"] for row in best} <= {*wordings}
+
+
+@pytest.mark.slow
+def test_a_vote_counts_the_answers_to_all_wordings(trained: Path, asked: Path) -> None:
+    wordings = ["{prompt}", "{prompt} Think."]
+    settings: dict[str, Any] = {"to": "all", "n": 1, "wording": wordings, "temperature": 0.3}
+    rows = _sample(trained, asked, "all.jsonl", "vote", **settings)
+    for one, other in zip(rows[::2], rows[1::2], strict=True):
+        same = one["messages"][-1]["content"] == other["messages"][-1]["content"]
+        assert one["reward"] == other["reward"] == (1 if same else pytest.approx(0.75, abs=0.26))
+    assert rows == _sample(trained, asked, "again.jsonl", "vote", **settings)
+    pairs = _sample(trained, asked, "pairs.jsonl", to="pairs", n=2, wording=wordings)
+    assert pairs and all({each["wording"], each["rejected_wording"]} <= {*wordings} for each in pairs)
+
+
+@pytest.mark.parametrize(
+    ("references", "name", "single", "chosen"),
+    [(["2", "5", "#### 7", None], "accuracy", 2 / 3, 2 / 3), (["two", "5", "7", ""], "f1", 1.5 / 3, 1 / 3)],
+)
+def test_a_choice_is_worth_its_score_beside_that_of_single_answers(
+    references: list[str | None], name: str, single: float, chosen: float
+) -> None:
+    said = [
+        [_answer("so 2", 0.5), _answer("3", 0.9, False), _answer("2.0", 0.1)._replace(wording="again")],
+        [_answer("4", 0.5), _answer("5", 0.4)],
+        [_answer("7", 0.2, False)],
+        [_answer("8", 1)],
+    ]
+    groups = [AnswerGroup(Example(f"row {number}"), answers) for number, answers in enumerate(said)]
+    found = worth(groups, references)
+    assert found is not None and (found.name, found.rows) == (name, 3)
+    assert (found.first, found.second) == (pytest.approx(single), pytest.approx(chosen))
+    assert worth(groups, ["2", None, None, None]) is None
+
+
+@pytest.mark.slow
+def test_a_choice_is_judged_where_no_reward_reads_the_right_answer(trained: Path, asked: Path) -> None:
+    write_lines(asked, ({"question": f"What comes after {n}?", "answer": f"It is {n + 1}."} for n in range(6)))
+    judged = _facts(trained, asked, "likely.jsonl", "likelihood", to="all").choice
+    assert judged is not None and (judged.name, judged.rows) == ("accuracy", 6)
+    assert (
+        _facts(trained, asked, "number.jsonl", "{kind: regex, pattern: (.*), answer: answer}", to="all").choice is None
+    )
 
 
 def test_pairs_are_read_as_judged_answers(trained: Path, asked: Path) -> None:

@@ -192,7 +192,7 @@ class AnswersConfig(Section):
     """Most tokens of an answer, the one that ends it included."""
     score: tuple[SerializeAsAny[RewardSource], ...] = ()
     """Rewards that say which answers are good, summed; each has a kind: function, number, regex, json, unit_tests,
-    vote or model."""
+    vote, likelihood or model."""
     least: float | None = None
     """Lowest reward of an answer that is learnt; null: any."""
     requests: RequestLimits = RequestLimits()

@@ -45,6 +45,8 @@ class RewardSource(Tagged):
     untagged: ClassVar[str] = "function"
     compares: ClassVar[bool] = False
     """Whether it compares the answers to a prompt with each other, and says nothing of one by itself."""
+    reads_likelihood: ClassVar[bool] = False
+    """Whether it reads how likely an answer is to its writer."""
     choices: ClassVar[Mapping[str, type[Section]]] = KINDS
 
     kind: str = "function"
@@ -55,6 +57,13 @@ class RewardSource(Tagged):
     def name(self) -> str:
         """Name in messages, metrics and reports."""
         return self.kind
+
+    @property
+    def sampled_alone(self) -> str:
+        """Why it scores the answers of `sample` and `distill.answers` alone; empty where it scores any."""
+        if self.compares:
+            return "compares several answers to a prompt"
+        return "reads how likely an answer was to its writer" if self.reads_likelihood else ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -132,6 +141,15 @@ class VoteReward(RewardSource):
 
     compares = True
     kind: Literal["vote"] = "vote"
+
+
+@register
+class LikelihoodReward(RewardSource):
+    """The mean log-probability of an answer's tokens by the model that wrote it, in nats, at temperature 1: at most 0.
+    Of several wordings of a prompt their mean, where the model is loaded here."""
+
+    reads_likelihood = True
+    kind: Literal["likelihood"] = "likelihood"
 
 
 @register

@@ -212,8 +212,8 @@ class TaskSections(CommonSections):
     rerank: RerankConfig = RerankConfig()
     reward: RewardConfig = RewardConfig()
     rewards: tuple[SerializeAsAny[RewardSource], ...] = ()
-    """How good answers are: the weighted sum of these. Each has a kind: function, number, regex, json, unit_tests,
-    vote or model."""
+    """How good answers are: the weighted sum of these. Each has a kind: function, number, regex, json, unit_tests or
+    model."""
     reinforce: ReinforceConfig = ReinforceConfig()
 
 

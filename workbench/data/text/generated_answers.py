@@ -26,6 +26,7 @@ class Answer:
     tools: tuple[dict[str, Any], ...] = ()  # tools that the conversation may call
     row: Mapping[str, Any] = field(default_factory=dict)  # the columns of its row, by their names in the file
     place: str = "an answer"  # file and row, for messages
+    likelihood: float | None = None  # mean log-probability of its tokens by its writer, in nats; None: not asked for
 
     @property
     def example(self) -> Example:
@@ -36,11 +37,11 @@ class Answer:
         return Example(self.place, messages=turns, tools=self.tools)
 
 
-def answer_to(question: Example, text: str, row: Mapping[str, Any]) -> Answer:
+def answer_to(question: Example, text: str, row: Mapping[str, Any], *, likelihood: float | None = None) -> Answer:
     """The answer `text` to the prompt `question`, which `prompts.read_prompts` gives."""
     asked = [message["content"] for message in question.messages if message["role"] == "user"]
     prompt = asked[-1] if asked else "".join(piece for piece, _ in question.text)
-    return Answer(prompt, text, question.messages, question.tools, row, question.place)
+    return Answer(prompt, text, question.messages, question.tools, row, question.place, likelihood)
 
 
 Floats = npt.NDArray[np.float64]

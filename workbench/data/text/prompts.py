@@ -25,6 +25,8 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError, WorkbenchError
 
 _ANSWERS = {"instruction": "output", "prompt": "completion", "question": "answer"}
+PROMPT = "{prompt}"
+"""Stands in a wording for the prompt as it is."""
 _PLACEHOLDER = "?"  # answer of a row that has none, so that it fits its format; it is dropped again
 
 
@@ -101,6 +103,33 @@ def without_answer(example: Example) -> Example:
             f"{example.place}: the answer comes first; there is nothing to answer. Write the question before it."
         )
     return replace(example, messages=example.messages[:last])
+
+
+def own_answer(row: RawRow, config: DataConfig) -> str | None:
+    """The last answer that a row holds, by its format, or its column `answer`; None where it holds none."""
+    columns = formats.with_turns(formats.renamed(row.columns, config.columns))
+    if with_answer(columns) != columns:
+        return None if columns.get("answer") is None else str(columns["answer"])
+    example = formats.convert(replace(row, columns=columns), config.model_copy(update={"columns": {}}))
+    if example is None:
+        return None
+    said = [str(message["content"]) for message in example.messages if message["role"] == "assistant"]
+    return said[-1] if said else "".join(text for text, answers in example.text if answers)
+
+
+def reworded(example: Example, wording: str) -> Example:
+    """An example without its answer, `wording` with its prompt in place of PROMPT: its raw text, or its user's last
+    turn. Raises DataError: a conversation has none."""
+    if wording == PROMPT:
+        return example
+    if example.text:
+        return replace(example, text=((wording.replace(PROMPT, example.whole_text), False),))
+    messages = list(example.messages)
+    last = max((number for number, each in enumerate(messages) if each["role"] == "user"), default=None)
+    if last is None:
+        raise DataError(f"{example.place}: a wording is for what a user asks, and no user does. Leave --wording out.")
+    messages[last] = {**messages[last], "content": wording.replace(PROMPT, str(messages[last]["content"]))}
+    return replace(example, messages=tuple(messages))
 
 
 @dataclass(frozen=True)

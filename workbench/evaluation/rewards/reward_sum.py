@@ -19,6 +19,7 @@ from workbench.config import DataConfig
 from workbench.config.sections.rewards_config import (
     FunctionReward,
     JsonReward,
+    LikelihoodReward,
     ModelReward,
     NumberReward,
     PatternReward,
@@ -44,6 +45,7 @@ from workbench.evaluation.rewards.verifiers import (
     UnitTestVerifier,
     UserFunction,
     Vote,
+    WriterLikelihood,
     column,
     reference,
 )
@@ -246,6 +248,7 @@ _MADE: dict[type[RewardSource], Callable[..., Reward]] = {
     UnitTestReward: UnitTestVerifier,
     ModelReward: RewardEnsemble,
     VoteReward: Vote,
+    LikelihoodReward: WriterLikelihood,
 }  # the class of each kind of reward, by the class of its section
 
 

@@ -14,6 +14,7 @@ from workbench.config import plugins
 from workbench.config.sections.rewards_config import (
     FunctionReward,
     JsonReward,
+    LikelihoodReward,
     NumberReward,
     PatternReward,
     UnitTestReward,
@@ -122,6 +123,18 @@ def _said(text: str) -> FinalAnswer:
 def _agree(one: FinalAnswer, other: FinalAnswer) -> bool:
     words = [" ".join(each.expression.casefold().split()) for each in (one, other)]
     return one.equals(other, tolerance=0) or (one.number is None and other.number is None and words[0] == words[1])
+
+
+class WriterLikelihood:
+    """How likely an answer was to its writer, which came with it."""
+
+    def __init__(self, config: LikelihoodReward) -> None:
+        pass
+
+    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+        known = [answer.likelihood for answer in answers if answer.likelihood is not None]
+        assert len(known) == len(answers), "the writer is asked for it"
+        return known
 
 
 class PatternVerifier:

@@ -11,10 +11,11 @@ from transformers import AutoTokenizer
 
 from tests.run_files import write_lines
 from workbench.config import DataConfig
+from workbench.data.rows import RawRow
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
-from workbench.data.text.prompts import MixedPrompts, PromptEncoder, read_prompts
+from workbench.data.text.prompts import MixedPrompts, PromptEncoder, own_answer, read_prompts, reworded
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
 
@@ -26,6 +27,37 @@ SHAREGPT = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": SECRET}
 def _prompts(path: Path, *rows: Any, **data: Any) -> list[Example]:
     write_lines(path, rows)
     return list(read_prompts(str(path), DataConfig.model_validate({"train": "unused.jsonl", **data})))
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"question": "Who?", "answer": SECRET}, SECRET),
+        ({"question": "Who?"}, None),
+        ({"question": "Who?", "answer": None}, None),
+        ({"prompt": "Who? ", "completion": SECRET}, SECRET),
+        ({"prompt": "2 + 3 =", "answer": 5}, "5"),
+        ({"instruction": "Say", "input": "hi", "output": SECRET}, SECRET),
+        ({"messages": [*TURNS, {"role": "assistant", "content": SECRET}]}, SECRET),
+        ({"messages": TURNS}, None),
+        ({"conversations": [*SHAREGPT[:1], {"from": "gpt", "value": "no"}, *SHAREGPT]}, SECRET),
+    ],
+)
+def test_the_answer_that_a_row_holds(row: dict[str, Any], answer: str | None) -> None:
+    assert own_answer(RawRow("row 1", row), DataConfig(train="x")) == answer
+
+
+def test_a_wording_is_of_the_user_s_last_turn_and_replaces_nothing_in_the_prompt() -> None:
+    asked = ({"role": "user", "content": "One?"}, {"role": "assistant", "content": "1"})
+    chat = Example("row 1", messages=(*asked, {"role": "user", "content": "{} {prompt} {x}?"}))
+    worded = reworded(chat, "{prompt} Again: {prompt}")
+    assert worded.messages[:2] == asked
+    assert worded.messages[2]["content"] == "{} {prompt} {x}? Again: {} {prompt} {x}?"
+    assert reworded(chat, "{prompt}") is chat
+    raw = Example("row 2", text=(("One, ", False), ("two,", False)))
+    assert reworded(raw, "Count: {prompt}").text == (("Count: One, two,", False),)
+    with pytest.raises(DataError, match=r"row 3: .*no user does. Leave --wording out"):
+        reworded(Example("row 3", messages=({"role": "system", "content": "Be kind."},)), "Now: {prompt}")
 
 
 @pytest.mark.parametrize(
