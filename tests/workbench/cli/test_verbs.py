@@ -118,6 +118,7 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("words", ["model.id=nobody/nothing", "data.train=nobody/nothing"])
 def test_an_unreachable_hub_is_told_in_ten_seconds(words: str, endpoint: str, folder: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "GOMP"))}

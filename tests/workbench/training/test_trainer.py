@@ -72,7 +72,7 @@ def test_same_curve_for_any_micro_batch_and_with_checkpointing(train: Callable[.
         _assert_same_curve(run, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about itself
 def test_compiled_layers_learn_the_same(train: Callable[..., Path], short_stories: str) -> None:
     """Batches of several lengths meet one compiled program; fused kernels round differently, no more.
