@@ -92,6 +92,7 @@ register_over(
         of="sft",
         able=_student,
         sections=("distill",),
+        completed=distill_expansion.with_loss,
         members=lambda config: [distill_expansion.as_plain_run(config)],
         fresh="begins with a fresh adapter",
         adapters=False,

@@ -350,7 +350,9 @@ def _note(
     of_sets = named_sets.scored(rows, lambda own: {"loss": live.loss(rows.subset(own))})
     start = files.read_json(run.path / "before.json").get("scores")
     if start is not None:
-        distill_control.require_useful(config, source.name, {"loss": facts["teacher_loss"]}, start)
+        distill_control.require_useful(
+            config, source.name, {"loss": facts["teacher_loss"]}, start, than=distill_control.UNTRAINED
+        )
     run.note(distill={**facts, **({"teacher_losses": of_sets} if of_sets else {}), "shared": live.shared})
 
     _tell_trained_on(base, source, run, rows, tokenizer, callback)

@@ -59,18 +59,25 @@ def trained(config: RunConfig, source: TeacherSource | None, student: SingleRun[
     return {name: scores[split] for name, split in ((CONTROL, "after"), (f"{CONTROL}_test", "test")) if split in scores}
 
 
-def require_useful(config: RunConfig, name: str, teacher: Mapping[str, float], start: Mapping[str, float]) -> None:
+UNTRAINED = "the student before training"
+SCORES = ("accuracy", "exact_match", "ndcg@10", "spearman")
+"""Those that tell whether a teacher knows anything, where a task has them."""
+
+
+def require_useful(
+    config: RunConfig, name: str, teacher: Mapping[str, float], start: Mapping[str, float], *, than: str = "guessing"
+) -> None:
     """Refuse a teacher that knows less of the held-out rows than what the student starts from, or surely than guessing.
 
     Args:
         name: Of the teacher.
         teacher: Its scores.
         start: Those of the untrained student or, with classes, of saying the same of every row.
+        than: Names what has these.
     """
-    score = next((each for each in ("accuracy", "exact_match") if each in teacher and each in start), "loss")
+    score = next((each for each in SCORES if each in teacher and each in start), "loss")
     worse = teacher[score] > 1.001 * start[score] if score == "loss" else teacher.get(f"{score}_high", 1) < start[score]
     if worse and config.distill.control is not True:
-        than = "the student before training" if config.task.tokens else "guessing"
         found = f"its held-out {score.replace('_', ' ')} is {teacher[score]:.4g}, worse than that of {than}"
         raise ConfigError(
             f"distill.teacher.id={name}: {found}, {start[score]:.4g}. Name a teacher that has learnt this task, or "

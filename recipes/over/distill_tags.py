@@ -135,8 +135,6 @@ def _costs(
 def prepare(config: RunConfig, base: RunConfig, source: TeacherSource, data: TagSplits) -> TaggedSet | None:
     """The rows of distill.unlabelled that are neither held out nor tested on; refuses teachers that cannot be asked."""
     section = config.distill
-    if section.match or section.teacher.out_of_fold:
-        raise ConfigError("of=tag compares what is said of words: leave distill.match and teacher.out_of_fold out.")
     find(source, config, data.tags)
     if section.unlabelled is None:
         return None

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 from workbench.config import RunConfig
 from workbench.config.expansions import distill_expansion
-from workbench.config.sections.distill_config import STUDENT
+from workbench.config.sections.distill_config import STUDENT, Distance
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
 from workbench.distillation import students
@@ -91,4 +91,5 @@ def _sentence(config: RunConfig) -> str:
         learnt = "the best is learnt" if answers.to == "best" else "all different ones are learnt, in more steps"
         count = "1 answer" if answers.n == 1 else f"{answers.n} answers"
         return f"Teacher: {named}. It writes {count} to each training prompt; {learnt}."
-    return f"Teacher: {named}. Loss: {section.loss}, alpha {section.alpha}, temperature {section.temperature}."
+    heat = "" if section.loss in get_args(Distance) else f", temperature {section.temperature}"
+    return f"Teacher: {named}. Loss: {section.loss}, alpha {section.alpha}{heat}."

@@ -2,10 +2,12 @@
 
     python scripts/bench/distill_tables.py causal --train train.jsonl --held-out held_out.jsonl --out runs/causal
     python scripts/bench/distill_tables.py encoder --model FOLDER --train train.csv --test test.csv --out runs/encoder
+    python scripts/bench/distill_tables.py embedder --model FOLDER --train train.csv --test test.csv --out runs/embedder
     python scripts/bench/distill_tables.py ensemble --run runs/crossval-quickstart --out runs/ensemble
 
 causal    students with some layers of a fine-tuned language model: on labels alone, and with each divergence
 encoder   the same of an encoder that classifies
+embedder  students with some layers of sentence-transformers' model, by each distance from its vectors; and as cut
 ensemble  one adapter taught by all adapters of a cross-validation, by what they say of rows that they trained on and
           out of fold, beside one on labels alone; and what predicting costs
 
@@ -34,6 +36,7 @@ LOSSES = ("forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl
 LABELS = "labels alone"
 TEXT_SCORES = {"loss": "loss", "f1": "token F1", "rouge_l": "ROUGE-L"}
 CLASS_SCORES = {"accuracy": "accuracy", "loss": "log-loss", "calibration_error": "calibration error"}
+EMBEDDING_SCORES = {"ndcg@10": "nDCG at 10", "accuracy": "accuracy of the nearest"}
 """As scores.json calls them, and the tables."""
 Recipe = dict[str, Any]
 Rows = list[list[object]]
@@ -41,7 +44,9 @@ Rows = list[list[object]]
 
 def main() -> None:
     arguments = _arguments()
-    found = {"causal": _causal, "encoder": _encoder, "ensemble": _ensemble}[arguments.table](arguments)
+    found = {"causal": _causal, "encoder": _encoder, "embedder": _embedder, "ensemble": _ensemble}[arguments.table](
+        arguments
+    )
     machine = measuring.machine(arguments.device, ("torch", "transformers", "peft"))
     measuring.write_report(arguments, machine=machine, **found)
 
@@ -81,6 +86,51 @@ def _encoder(arguments: argparse.Namespace) -> Recipe:
     teacher = _teacher({"recipe": "classify", "model": {"id": arguments.model}, **shared}, arguments)
     arms = {LABELS: {"alpha": 0.0}, "teacher": {"alpha": arguments.alpha, "temperature": arguments.temperature}}
     return _students(teacher, arms, shared, "classify", CLASS_SCORES, arguments)
+
+
+def _embedder(arguments: argparse.Namespace) -> Recipe:
+    """Test scores of students of a sentence encoder, which no run trained."""
+    shared: Recipe = {
+        "adapter": {"method": "full"},
+        "data": {
+            "train": arguments.train,
+            "held_out": arguments.test,
+            "columns": {"label": arguments.label},
+            "max_tokens": 64,
+            "overlap": "drop",
+        },
+        "batch": {"size": 64},
+        "train": {"epochs": arguments.epochs, "learning_rate": arguments.rate},
+        "schedule": {"name": "linear", "warmup": 0.1},
+        "evaluate": {"every": None},
+        "save": {"every": None},
+    }
+    arms: dict[str, Recipe] = {LABELS: {"alpha": 0.0}}
+    for loss in ("cosine", "mse", "relation"):
+        arms |= {f"{loss}, alpha {alpha:g}": {"loss": loss, "alpha": alpha} for alpha in (arguments.alpha, 1.0)}
+    measured: Recipe = {}
+    for layers in arguments.layers:
+        recipes = {
+            f"{layers}/{arm}": {
+                "recipe": "distill",
+                "of": "embed",
+                "model": {"id": "teacher"},
+                "distill": {"teacher": {"id": arguments.model}, "student": {"layers": layers}, **settings},
+                **shared,
+            }
+            for arm, settings in arms.items()
+        }
+        found = {name.split("/")[1]: runs for name, runs in _over_seeds(recipes, arguments).items()}
+        taught = measuring.scores(found["cosine, alpha 1"][0])
+        measured[layers] = {arm: _spreads(runs, EMBEDDING_SCORES) for arm, runs in found.items()}
+        table: Rows = [[f"{layers} of {Path(arguments.model).name}", *EMBEDDING_SCORES.values()]]
+        table += [
+            [name, *(f"{taught[when][key]:.3f}" for key in EMBEDDING_SCORES)]
+            for name, when in (("teacher", "teacher"), ("as cut", "before"))
+        ]
+        table += [[arm, *values.values()] for arm, values in measured[layers].items()]
+        print(measuring.markdown(table), end="\n\n", flush=True)
+    return measured
 
 
 def _ensemble(arguments: argparse.Namespace) -> Recipe:
@@ -198,11 +248,11 @@ def _read(source: str) -> Iterable[RawRow]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tables = parser.add_subparsers(dest="table", required=True)
-    causal, encoder, ensemble = (
+    causal, encoder, embedder, ensemble = (
         tables.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        for name in ("causal", "encoder", "ensemble")
+        for name in ("causal", "encoder", "embedder", "ensemble")
     )
-    for each in (causal, encoder, ensemble):
+    for each in (causal, encoder, embedder, ensemble):
         each.add_argument("--out", type=Path, required=True, help="where the runs stand")
         each.add_argument("--alpha", type=float, default=0.5, help="share of the teacher in the loss")
         each.add_argument("--seeds", type=int, default=3, help="from 0 on")
@@ -227,6 +277,13 @@ def _arguments() -> argparse.Namespace:
     encoder.add_argument("--model", required=True, help="backbone of the teacher: a folder or hub id")
     encoder.add_argument("--test", required=True, help="file of rows that are scored")
     encoder.add_argument("--label", default="category", help="column with the class")
+    embedder.add_argument("--model", required=True, help="folder of sentence-transformers")
+    embedder.add_argument("--train", required=True, help="file of rows")
+    embedder.add_argument("--test", required=True, help="file of rows that are scored")
+    embedder.add_argument("--label", default="category", help="column with the class")
+    embedder.add_argument("--layers", nargs="+", default=["important-50%"], help="of the teacher, that a student has")
+    embedder.add_argument("--epochs", type=float, default=2.0)
+    embedder.add_argument("--rate", type=float, default=3e-4)
     ensemble.add_argument("--run", type=Path, required=True, help="a finished cross-validation with data.test")
     ensemble.add_argument("--repeats", type=int, default=3, help="of predicting")
     return parser.parse_args()

@@ -83,6 +83,23 @@ WRITTEN = {
     "unlabelled text": Case("distill.unlabelled", "leave them out", "distill.unlabelled=held.jsonl"),
     "text out of fold": Case("teacher.out_of_fold", "leave them out", "distill.teacher.out_of_fold=true"),
     "masks and a cache": Case("distill: of=mlm hides other tokens", "leave cache and on_policy out", MASKED + CACHE),
+    "vectors and a divergence": Case(
+        "of=embed does not take distill.loss=jsd",
+        "Write distill.loss=cosine|mse|relation",
+        LORA + "of=embed distill.loss=jsd",
+    ),
+    "classes and a distance": Case(
+        "of=classify does not take distill.loss=cosine",
+        "Write distill.loss=forward_kl|",
+        CLASSES + "distill.loss=cosine",
+    ),
+    "a distance at a temperature": Case(
+        "temperature is for probabilities", "Leave it out", LORA + "of=embed distill.temperature=2"
+    ),
+    "vectors out of fold": Case(
+        "of=embed compares outputs alone", "leave distill.match", LORA + "of=embed distill.teacher.out_of_fold=true"
+    ),
+    "ranks and an address": Case("teacher.url", "Write of=sft", SERVED + LORA + "of=rerank"),
     # A teacher that writes.
     "answers: unknown key": Case(
         "distill.answers.temprature: unknown key", "Did you mean `temperature`?", LORA + "distill.answers.temprature=1"

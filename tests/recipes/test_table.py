@@ -147,7 +147,6 @@ def refused_verb(task: str, recipe: str, verb: str) -> str | None:
                 "knows no bank of such",
             ),
             (over is not None and over.folds and not facts.banked, "its members train one after another"),
-            (over is not None and not over.adapters and not facts.tokens, "knows students of tokens with a live"),
         ),
         "data": ((not ships, "each member has rows of its own"),),
         "features": ((not facts.labelled, "learns no labels"),),

@@ -19,6 +19,10 @@ Sentences = Mapping[str, str]
 """From the dotted key of a setting to the sentence that refuses it: why, and what to write instead."""
 
 
+DIVERGENCES = ("reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation")
+"""Values of `distill.loss` that compare probabilities, besides `forward_kl`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskFacts:
     """Facts about a task."""
@@ -117,6 +121,8 @@ class TaskFacts:
     students: str | None = None
     """Module of recipe `distill` for it: `taught` looks at a student's rows and its teacher, `teach` trains it. None:
     nobody can teach it."""
+    student_losses: tuple[str, ...] = ("forward_kl", *DIVERGENCES, "universal")
+    """Values of `distill.loss` for it, the usual one first."""
     one_device_scores: str | None = None
     """Why a finished run is scored on one device; None where several score it together."""
 

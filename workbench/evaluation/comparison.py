@@ -60,8 +60,13 @@ def compare(first: pd.DataFrame, second: pd.DataFrame) -> list[PairedScore]:
     same = ours.index.intersection(theirs.index)
     if len(same) < 2:
         return []
-    names = [name for name in ours if name in theirs]
-    return [paired(name, ours.loc[same, name].to_numpy(), theirs.loc[same, name].to_numpy()) for name in names]
+    pairs = (
+        (name, ours.loc[same, name].to_numpy(), theirs.loc[same, name].to_numpy()) for name in ours if name in theirs
+    )
+    # Of a query for which nothing was to be found there is no score.
+    return [
+        paired(name, *(each[~np.isnan(first_S)] for each in (first_S, second_S))) for name, first_S, second_S in pairs
+    ]
 
 
 def mean_interval(value_S: Floats) -> tuple[float, float] | None:
@@ -117,6 +122,11 @@ def _row_scores(table: pd.DataFrame) -> dict[str, Floats]:
         return {"reward": _floats(table["reward_after"])}
     if "margin" in table:
         return {"accuracy": _floats(table["margin"] > 0), "margin": _floats(table["margin"])}
+    if "ndcg@10" in table:
+        hits = table["right"] if "right" in table else table["label"] == table["nearest_label"]
+        return {"ndcg@10": _floats(table["ndcg@10"]), "accuracy": _floats(hits)}
+    if "similarity" in table and "score" in table:
+        return {"spearman": _rank_products(_floats(table["similarity"]), _floats(table["score"]))}
     if "right" in table:
         return {"accuracy": _floats(table["right"])}
     if "label" not in table or "predicted" not in table:
@@ -124,6 +134,15 @@ def _row_scores(table: pd.DataFrame) -> dict[str, Floats]:
     if not prediction_table.class_names(table):
         return {"absolute_error": _floats((table["predicted"] - table["label"]).abs())}
     return {"accuracy": _floats(prediction_table.ranked(table).right_N)}
+
+
+def _rank_products(one_S: Floats, other_S: Floats) -> Floats:
+    """The share of each row in Spearman's correlation, which is their mean."""
+    from scipy import stats
+
+    ranks = [stats.rankdata(each) for each in (one_S, other_S)]
+    one, other = ((each - each.mean()) / (each.std() or 1.0) for each in ranks)
+    return np.asarray(one * other, dtype=np.float64)
 
 
 def _floats(column: npt.ArrayLike) -> Floats:

@@ -22,7 +22,7 @@ from workbench.evaluation import metrics
 from workbench.evaluation.forward_passes import ModelResults, over_rows
 from workbench.evaluation.metrics import RESAMPLES
 from workbench.losses.ranking_losses import leading
-from workbench.models.embedder import Embedder, EmbeddingLoss
+from workbench.models.embedder import Embedder, EmbeddingForm, mean_loss
 from workbench.models.reranker import Reranker
 from workbench.runs import units
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 CUTOFF = 10  # results of a query that nDCG and recall look at
+NDCG = f"ndcg@{CUTOFF}"  # by its name among the scores and in the tables of queries
 AT_ONCE = 1024  # queries whose similarities are held at a time
 
 
@@ -52,7 +53,7 @@ def scores_of_query(hit_N: Mask) -> dict[str, float]:
     discount_K = 1 / np.log2(np.arange(2, CUTOFF + 2))
     relevant, top_K = int(hit_N.sum()), hit_N[:CUTOFF]
     return {
-        f"ndcg@{CUTOFF}": float((top_K * discount_K[: len(top_K)]).sum() / discount_K[:relevant].sum()),
+        NDCG: float((top_K * discount_K[: len(top_K)]).sum() / discount_K[:relevant].sum()),
         "recall@1": float(hit_N[0] / relevant),
         f"recall@{CUTOFF}": float(top_K.sum() / relevant),
         "mrr": float(1 / (1 + hit_N.argmax())),
@@ -123,7 +124,7 @@ def embedding_losses(embedder: Embedder, rows: PairSet, *, batch: int) -> dict[s
     own_UD = embed_texts(embedder, rows.units)
 
     def mean(rows: PairSet, own_UD: Tensor) -> dict[str, float]:
-        return {"loss": EmbeddingLoss(embedder).mean(rows, own_UD, size=batch)}
+        return {"loss": mean_loss(embedder, rows, own_UD, size=batch)}
 
     return mean(rows, own_UD) | named_sets.scored_apart(rows, lambda own: mean(*_of_set(rows, own, own_UD)))
 
@@ -143,10 +144,17 @@ def score_embeddings(
     """
     own_UD = embed_texts(embedder, rows.units, scoring=scoring)
     there_UD = embed_texts(embedder, gallery.units, scoring=scoring) if rows.form == "labelled" else None
+    return score_vectors(embedder, rows, own_UD, gallery, there_UD, batch=batch)
+
+
+def score_vectors(
+    form: EmbeddingForm, rows: PairSet, own_UD: Tensor, gallery: PairSet, there_UD: Tensor | None, *, batch: int
+) -> RankedRows:
+    """`score_embeddings` from the embeddings of all texts of the rows, and, where rows have classes, of `gallery`."""
 
     def scores(rows: PairSet, own_UD: Tensor) -> RankedRows:
         among = (rows, own_UD) if there_UD is None else (gallery, there_UD)
-        return _embedding_scores(embedder, rows, own_UD, *among, batch)
+        return _embedding_scores(form, rows, own_UD, *among, batch)
 
     whole = scores(rows, own_UD)
     each = named_sets.scored_apart(rows, lambda own: scores(*_of_set(rows, own, own_UD)).scores)
@@ -161,23 +169,23 @@ def _of_set(rows: PairSet, own: Indices, own_UD: Tensor) -> tuple[PairSet, Tenso
 
 
 def _embedding_scores(
-    embedder: Embedder, rows: PairSet, own_UD: Tensor, among: PairSet, there_UD: Tensor, batch: int
+    form: EmbeddingForm, rows: PairSet, own_UD: Tensor, among: PairSet, there_UD: Tensor, batch: int
 ) -> RankedRows:
     """`score_embeddings` from the embeddings of the texts of rows, and of the texts that they search."""
-    scores, tables = {"loss": EmbeddingLoss(embedder).mean(rows, own_UD, size=batch)}, []
+    scores, tables = {"loss": mean_loss(form, rows, own_UD, size=batch)}, []
     search = None if rows.form == "scored" else _search(rows, among)
-    for size in reversed(embedder.sizes):
+    for size in reversed(form.sizes):
         if search is None:
             # Similarity (N,) of the two texts of each row.
             one, other = (
-                leading(own_UD[torch.from_numpy(each)], size, normalise=embedder.config.normalise)
+                leading(own_UD[torch.from_numpy(each)], size, normalise=form.config.normalise)
                 for each in (rows.anchor_N, rows.positive_N)
             )
             similarity_N = np.asarray((one * other).sum(1).double().numpy())
             size_scores, table = correlation(similarity_N, rows.score_N), _scored_table(rows, similarity_N)
         else:
-            size_scores, table = _searched(embedder, rows, among, search, own_UD, there_UD, size)
-        if size == embedder.width:
+            size_scores, table = _searched(form, rows, among, search, own_UD, there_UD, size)
+        if size == form.width:
             scores |= size_scores
         elif size_scores:  # of shorter embeddings the first score alone
             first = next(iter(size_scores))
@@ -209,15 +217,16 @@ def _search(rows: PairSet, among: PairSet) -> Search:
 
 
 def _searched(
-    embedder: Embedder, rows: PairSet, among: PairSet, search: Search, own_UD: Tensor, there_UD: Tensor, size: int
+    form: EmbeddingForm, rows: PairSet, among: PairSet, search: Search, own_UD: Tensor, there_UD: Tensor, size: int
 ) -> tuple[dict[str, float], pd.DataFrame]:
     """Scores of the queries, and a table row for each with what it finds first."""
     import pandas as pd  # 0.2 s, which the first step need not wait for
 
-    normalise = embedder.config.normalise
+    normalise = form.config.normalise
     passage_ND = leading(there_UD[torch.from_numpy(search.passage_N)], size, normalise=normalise)
     query_scores: list[dict[str, float]] = []
     first: list[int] = []
+    gain_Q = np.full(len(search.query_Q), np.nan)
     for start in range(0, len(search.query_Q), AT_ONCE):
         some = search.query_Q[start : start + AT_ONCE]
         query_QD = leading(own_UD[torch.from_numpy(some)], size, normalise=normalise)
@@ -232,6 +241,7 @@ def _searched(
             hit_N = ranked_relevance(similarity_N[kept_N], relevant_N[kept_N])
             if hit_N.any():
                 query_scores.append(scores_of_query(hit_N))
+                gain_Q[place] = query_scores[-1][NDCG]
     scores = mean_query_scores(query_scores)
     nearest = search.passage_N[first]
     table = pd.DataFrame(
@@ -239,6 +249,7 @@ def _searched(
             "row": [rows.place(row) for row in search.row_Q],
             "text": [rows.units.texts[unit] for unit in search.query_Q],
             "nearest": [among.units.texts[unit] for unit in nearest],
+            NDCG: gain_Q,
         }
     )
     if rows.form != "labelled":
@@ -352,6 +363,7 @@ def ranked_candidates(
             "nearest": [texts[own[place]] for own, place in zip(order.passages, first, strict=True)],
             "right": [bool(own[place]) for own, place in zip(order.relevant, first, strict=True)],
             "score_nearest": [float(own[place]) for own, place in zip(scores, first, strict=True)],
+            NDCG: [each[NDCG] for each in hits],
         }
     )
     return hits, table

@@ -16,13 +16,18 @@ import numpy as np
 
 from workbench.adapters import Full
 from workbench.config import RunConfig
+from workbench.config.model_heads import HIDDEN
+from workbench.config.sections.embed_config import EmbedConfig, RerankConfig
+from workbench.data.batching import Indices
 from workbench.data.embedding import pair_set
+from workbench.data.embedding.pair_set import PairSet
 from workbench.data.labelled.records import RecordSource, RowReader
 from workbench.errors import ConfigError
 from workbench.evaluation import frozen_features, retrieval_scores
 from workbench.evaluation.frozen_features import Floats
 from workbench.losses.ranking_losses import leading
 from workbench.models import backbones, embedder, exported
+from workbench.models.embedder import Embedder
 from workbench.runs import provenance, run_directory
 from workbench.runs.trust import Trust
 from workbench.training.freezing.hidden_state_store import DiskStore
@@ -69,7 +74,7 @@ class RunEmbedder:
         keys = [hashlib.blake2b(text.encode(errors="replace"), digest_size=16).digest() for text in prefixed]
         store = self._store()
         if missing := store.missing(keys):
-            model = embedder.load(self.run, self.config)
+            model = self.load()
             for start in range(0, len(missing), AT_ONCE):
                 some = missing[start : start + AT_ONCE]
                 units = pair_set.units(
@@ -81,9 +86,49 @@ class RunEmbedder:
             gc.collect()  # models hold reference cycles
         return np.asarray(store.get(keys, 1)[:, 0].numpy())
 
+    def load(self) -> Embedder:
+        """The model that embeds."""
+        return embedder.load(self.run, self.config)
+
+    def vectors(self, rows: PairSet, section: EmbedConfig | RerankConfig) -> Floats:
+        """Embeddings (U, D) of all texts of rows: of anchors as queries, of all others as passages.
+
+        Args:
+            section: The instructions that stand before the texts of the rows, in place of which this has its own.
+        """
+        query_U = np.zeros(len(rows.units.texts), dtype=bool)
+        query_U[rows.anchor_N] = True
+        found: list[tuple[Indices, Floats]] = []
+        for own_U, prefix, passages in (
+            (query_U, section.query_prefix, False),
+            (~query_U, section.passage_prefix, True),
+        ):
+            numbers = np.flatnonzero(own_U)
+            if len(numbers):
+                texts = [rows.units.texts[number][len(prefix) :] for number in numbers]
+                found.append((numbers, self.embed(texts, passages=passages)))
+        vectors_UD = np.empty((len(query_U), found[0][1].shape[1]), dtype=np.float32)
+        for numbers, own_ND in found:
+            vectors_UD[numbers] = own_ND
+        return vectors_UD
+
     def _store(self) -> DiskStore:
-        instead = "duplicates.embedder=null and correction.embedder=null"
+        instead = "a configuration without this embedder"
         return frozen_features.vector_store("embeddings", [FORMAT, self.digest], instead=instead)
+
+
+@dataclass(frozen=True)
+class StockEmbedder(RunEmbedder):
+    """A model that no run trained; `config` says how it embeds texts."""
+
+    @property
+    def files(self) -> dict[str, str]:
+        return backbones.file_digests(self.config.model)
+
+    def load(self) -> Embedder:
+        tokenizer = backbones.tokenizer(self.config.model)
+        backbone = backbones.load(self.config.model, tokenizer, task=HIDDEN).model.eval()
+        return embedder.make(backbone, backbone, tokenizer, self.config)
 
 
 def of(config: RunConfig, section: str) -> RunEmbedder | None:

@@ -83,6 +83,13 @@ def binary_of_scores(score_B: Tensor, wanted_B: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(score_B, wanted_B, reduction="sum")
 
 
+def margin_mse(score_BC: Tensor, teacher_BC: Tensor) -> Tensor:
+    """Squared difference of a student's and a teacher's margins between the first candidate of a row and each other
+    one, the mean over these (Hofstätter et al. 2020, arXiv:2010.02666)."""
+    student_BN, wanted_BN = (each[:, :1] - each[:, 1:] for each in (score_BC, teacher_BC))
+    return ((student_BN - wanted_BN) ** 2).mean(1).sum()
+
+
 def bradley_terry(
     chosen_P: Tensor, rejected_P: Tensor, margin_P: Tensor, *, centre: float, tie_P: Tensor | None = None
 ) -> Tensor:

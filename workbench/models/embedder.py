@@ -6,10 +6,12 @@ that are compared at a time.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -30,7 +32,7 @@ from workbench.models import backbones, exported
 from workbench.runs import files
 
 MODULES_FILE = "modules.json"
-_MODES = {"mean": "mean", "first": "cls", "last": "lasttoken"}
+_MODES: dict[Literal["mean", "first", "last"], str] = {"mean": "mean", "first": "cls", "last": "lasttoken"}
 _MODELS = "sentence_transformers.models"
 COMPARED = 2**22  # most similarities that are in memory at a time
 Term = Callable[[Tensor], Tensor]  # from embeddings (U, D) of any length to a part of the mean loss
@@ -63,6 +65,70 @@ def write_sentence_transformers_files(folder: Path, config: EmbedConfig, *, widt
             "similarity_fn_name": "cosine" if config.normalise else "dot",
         },
     )
+
+
+def read_sentence_transformers_files(folder: Path) -> tuple[EmbedConfig, int | None]:
+    """How a folder of sentence-transformers embeds texts, and the longest text that it says it reads.
+
+    Raises:
+        ConfigError: It says nothing of that, or has modules or a pooling that recipe embed has not.
+    """
+    if not (folder / MODULES_FILE).is_file():
+        raise ConfigError(f"it does not say how it makes one embedding of a text (no {MODULES_FILE})")
+
+    def read(path: Path) -> dict[str, Any]:
+        return files.read_json(path) if path.is_file() else {}
+
+    listed: Any = json.loads((folder / MODULES_FILE).read_text(encoding="utf-8"))
+    paths = {str(each["type"]).rpartition(".")[2]: folder / str(each["path"]) for each in listed}
+    if odd := sorted(paths.keys() - {"Transformer", "Pooling", "Normalize"}):
+        raise ConfigError(f"{MODULES_FILE} has a module {odd[0]}, which recipe embed has not")
+    pooling, known = read(paths.get("Pooling", folder / "1_Pooling") / "config.json"), {v: k for k, v in _MODES.items()}
+    modes = [pooling.get("pooling_mode"), *(name for name, on in pooling.items() if on is True)]
+    found = [str(each).removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for each in modes]
+    chosen = [each for each in found if each not in ("None", "include_prompt")]
+    if len(chosen) != 1 or chosen[0] not in known:
+        raise ConfigError(
+            f"it pools tokens by {' and '.join(chosen) or 'nothing'}, and recipe embed by mean|first|last"
+        )
+    prompts = read(folder / "config_sentence_transformers.json").get("prompts") or {}
+    if prompts and pooling.get("include_prompt") is False:
+        raise ConfigError("it leaves instructions out of its pooling, which recipe embed does not")
+    longest = read(paths.get("Transformer", folder) / "sentence_bert_config.json").get("max_seq_length")
+    section = EmbedConfig(
+        pooling=known[chosen[0]],
+        normalise="Normalize" in paths,
+        query_prefix=prompts.get("query", ""),
+        passage_prefix=prompts.get("document", prompts.get("passage", "")),
+    )
+    return section, longest
+
+
+class EmbeddingForm(Protocol):
+    """How embeddings are compared."""
+
+    @property
+    def config(self) -> EmbedConfig: ...
+
+    @property
+    def width(self) -> int:
+        """Numbers of a whole embedding."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes that are compared, the largest last."""
+
+
+@dataclass(frozen=True)
+class GivenForm:
+    """Embeddings that are there, of one size."""
+
+    config: EmbedConfig
+    width: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.width,)
 
 
 @dataclass(frozen=True)
@@ -287,12 +353,13 @@ class EmbeddingLoss:
         """Embeddings of any length."""
         return self.embedder.pooled(batch)
 
-    def mean(self, rows: PairSet, embedded_UD: Tensor, *, size: int) -> float:
-        """Mean loss of rows in batches of `size`, from embeddings of all their texts, before they are normalised."""
-        total = 0.0
-        for first in range(0, len(rows), size):
-            some = np.arange(first, min(first + size, len(rows)))
-            terms = PairTerms(rows, some, self.embedder.config, self.embedder.sizes)
-            own_UD = embedded_UD[torch.from_numpy(terms.texts.every)]
-            total += len(some) * sum(float(term(own_UD)) for term in terms)
-        return total / len(rows)
+
+def mean_loss(form: EmbeddingForm, rows: PairSet, embedded_UD: Tensor, *, size: int) -> float:
+    """Mean loss of rows in batches of `size`, from embeddings of all their texts, before they are normalised."""
+    total = 0.0
+    for first in range(0, len(rows), size):
+        some = np.arange(first, min(first + size, len(rows)))
+        terms = PairTerms(rows, some, form.config, form.sizes)
+        own_UD = embedded_UD[torch.from_numpy(terms.texts.every)]
+        total += len(some) * sum(float(term(own_UD)) for term in terms)
+    return total / len(rows)

@@ -57,8 +57,9 @@ def _main(pairs: list[PairedScore], record: RunRecord) -> PairedScore | None:
     """The score that decides: the task's own where rows have it, else the first. A student of written answers is judged
     by its own: it gives those of the data less probability, however good they are."""
     known = {each.name: each for each in pairs}
-    name = "accuracy" if record.classifies else "f1" if _by_answers(record) else ""
-    return known.get(name) or next(iter(pairs), None)
+    names = ("ndcg@10", "spearman") if record.embeds else ("accuracy",) if record.classifies else ()
+    names = ("f1",) if _by_answers(record) else names
+    return next((known[name] for name in names if name in known), next(iter(pairs), None))
 
 
 def _by_answers(record: RunRecord) -> bool:

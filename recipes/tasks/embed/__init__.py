@@ -77,6 +77,8 @@ FACTS = register(
         devices=True,
         pipeline="compares outputs of all rows of a step before any is differentiated",
         folds=True,
+        students="workbench.recipes.over.distill_embeddings",
+        student_losses=("cosine", "mse", "relation"),
         sharded="passes over a batch twice, which ZeRO and FSDP2 do not follow. Leave section distributed out: devices "
         "share the texts of a batch without it.",
         sections=("embed",),

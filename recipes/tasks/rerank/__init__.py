@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from workbench.config.sections.run_sections import RunSections
-from workbench.config.task_facts import TaskFacts, register
+from workbench.config.task_facts import DIVERGENCES, TaskFacts, register
 from workbench.recipes.tasks import embed
 
 
@@ -46,6 +46,8 @@ FACTS = register(
         devices=True,
         pipeline="reads padded rows",
         folds=True,
+        students="workbench.recipes.over.distill_rankings",
+        student_losses=("forward_kl", *DIVERGENCES, "margin_mse", "mse"),
         sections=("rerank",),
         check=_check,
         report="retrieval",

@@ -74,12 +74,7 @@ def mined(
         units = pair_set.units(pairs.units.texts, tokenizer, max_tokens=config.data.max_tokens)
         embedded_UD = leading(retrieval_scores.embed_texts(bare, units), bare.width, normalise=True)
     else:
-        queries, texts = set(pairs.anchor_N.tolist()), pairs.units.texts
-        prefixes = [section.query_prefix if unit in queries else section.passage_prefix for unit in range(len(texts))]
-        own = [text[len(prefix) :] for text, prefix in zip(texts, prefixes, strict=True)]
-        sides_2UD = np.stack([near.embed(own, passages=passages) for passages in (False, True)])
-        side_U = np.asarray([int(unit not in queries) for unit in range(len(texts))])
-        embedded_UD = nn.functional.normalize(torch.from_numpy(sides_2UD[side_U, np.arange(len(texts))]), dim=1)
+        embedded_UD = nn.functional.normalize(torch.from_numpy(near.vectors(pairs, section)), dim=1)
     return embed_run.mined_negatives(pairs, embedded_UD, count=section.mine, below=section.mine_below)
 
 

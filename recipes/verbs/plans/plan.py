@@ -385,14 +385,15 @@ def _student(config: RunConfig, run: Run) -> DryRunParts:
 
     section = config.distill
     base = distill_expansion.student_config(config, run.path)
-    if section.answers is not None:  # the teacher is gone by the time the student trains, on rows like these
+    asked_once = not base.task.tokens and not section.match and section.unlabelled is None
+    if section.answers is not None or asked_once:  # the teacher is gone by the time the student trains, on such rows
         students.make(config, distill.find_teacher(config), run.path / STUDENT, weights=False)
         return _single(base, run, implementation(base).dry(base, run))
     source = distill.find_teacher(config) if base.task.tokens and section.peers is None else None
     if source is None:
         raise ConfigError(
-            f"recipe={config.recipe}: `plan` knows students of tokens with a live teacher. Plan the student as a run "
-            "of its own."
+            f"recipe={config.recipe}: `plan` knows students of tokens with a live teacher, and others without "
+            "distill.match and distill.unlabelled. Plan the student as a run of its own."
         )
     students.make(config, source, run.path / STUDENT, weights=False)
     run.note(distill={"teacher": source.name})  # whom the run would score first

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from workbench.losses import ranking_losses
+from workbench.losses.divergences import log_probs, scaled
 from workbench.losses.ranking_losses import bradley_terry, step_cross_entropy
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -142,6 +145,36 @@ def test_given_scores_are_probabilities_or_numbers() -> None:
     assert ranking_losses.binary_of_scores(SCORE_BC[:, 0], WANTED_B).item() == pytest.approx(cross, rel=1e-12)
     squared = sum((s - p) ** 2 for s, p in pairs)
     assert ranking_losses.squared_difference(SCORE_BC[:, 0], WANTED_B).item() == pytest.approx(squared, rel=1e-12)
+
+
+def test_margins_are_compared_with_those_of_the_teacher() -> None:
+    teacher_BC = SCORE_BC.flip(0)
+    wanted = [
+        np.mean([((own[0] - own[c]) - (said[0] - said[c])) ** 2 for c in range(1, 5)])
+        for own, said in zip(SCORE_BC.numpy(), teacher_BC.numpy(), strict=True)
+    ]
+    assert float(ranking_losses.margin_mse(SCORE_BC, teacher_BC)) == pytest.approx(sum(wanted), rel=1e-12)
+
+
+@pytest.mark.slow
+def test_losses_to_a_teacher_equal_those_of_sentence_transformers() -> None:
+    from sentence_transformers.cross_encoder.losses import MarginMSELoss
+    from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
+
+    teacher_BC, columns = SCORE_BC.flip(0), list(SCORE_BC.T)
+    as_made = SimpleNamespace(loss_fct=torch.nn.MSELoss(), logits_from_pairs=lambda pairs, **_: columns[pairs[0][1]])
+    texts = [[0] * 4, *([column] * 4 for column in range(5))]
+    theirs = MarginMSELoss.forward(as_made, texts, teacher_BC)  # type: ignore[arg-type]
+    assert float(ranking_losses.margin_mse(SCORE_BC, teacher_BC)) / 4 == pytest.approx(float(theirs), rel=1e-5)
+    heat: dict[str, Any] = {"student_temperature": 2.0, "teacher_temperature": 2.0, "_checked_teacher_scale": True}
+    scoring = {"similarity_fct": lambda _, column: column, "loss_fct": torch.nn.KLDivLoss(reduction="batchmean")}
+    theirs = DistillKLDivLoss.compute_loss_from_embeddings(
+        SimpleNamespace(**heat, **scoring), [SCORE_BC, *columns], teacher_BC
+    )  # type: ignore[arg-type]
+    ours = scaled("forward_kl", temperature=2.0, beta=0.5, skew=0.1)(
+        *(log_probs(s, 2.0) for s in (SCORE_BC, teacher_BC))
+    )
+    assert float(ours) / 4 == pytest.approx(float(theirs), rel=1e-5)
 
 
 def test_equal_scores_cost_what_chance_does() -> None:

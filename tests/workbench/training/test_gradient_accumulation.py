@@ -125,11 +125,11 @@ def test_terms_are_the_same_however_few_similarities_are_held(
     rows = _rows(tmp_path, "pairs", config, model[2])
     loss = EmbeddingLoss(embedder.Embedder(*model, config))
     outputs = torch.randn(len(rows.units.texts), 32)
-    whole = loss.mean(rows, outputs, size=12)
+    whole = embedder.mean_loss(loss.embedder, rows, outputs, size=12)
     monkeypatch.setattr(embedder, "COMPARED", 30)
     _, _, terms = loss.of(rows, np.arange(12))
     assert len(list(terms())) > 2
-    assert loss.mean(rows, outputs, size=12) == pytest.approx(whole, rel=1e-6)
+    assert embedder.mean_loss(loss.embedder, rows, outputs, size=12) == pytest.approx(whole, rel=1e-6)
 
 
 def test_the_loss_of_a_configuration(model: Any, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_loss_of_a_configuration(model: Any, tmp_path: Path) -> None:
         back = positives @ anchors.T / 0.2
         for logits in (forth, back):
             parts.append(-logits.log_softmax(1).diagonal().mean() / 4)
-    found = EmbeddingLoss(embedder.Embedder(*model, config)).mean(rows, outputs, size=6)
+    found = embedder.mean_loss(embedder.Embedder(*model, config), rows, outputs, size=6)
     assert found == pytest.approx(float(sum(parts)), rel=1e-5)
 
 

@@ -82,6 +82,16 @@ def as_plain_run(config: Run) -> Run:
     return plain_run
 
 
+def with_loss(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a distillation with the usual loss of its task, where another than forward_kl is, and none is
+    written."""
+    task, section = task_facts.task_of(values), values.get("distill") or {}
+    usual = task.student_losses[0] if task is not None else "forward_kl"
+    if usual == "forward_kl" or not isinstance(section, Mapping) or "loss" in section:
+        return values
+    return {**values, "distill": {**section, "loss": usual}}
+
+
 def student_config(config: Run, folder: Path) -> Run:
     """`as_plain_run`; the student's backbone stands in the run directory `folder` where it is made of another one."""
     plain_run = as_plain_run(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import (
     Field,
@@ -27,6 +27,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Divergence = Literal[
     "forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation", "universal"
 ]
+Distance = Literal["cosine", "mse", "relation", "margin_mse"]
 Match = Literal["hidden_mse", "hidden_cosine", "relation", "attention"]
 
 BACKBONE, TEACHER = "backbone", "teacher"
@@ -214,8 +215,10 @@ class DistillConfig(Section):
 
     teacher: TeacherConfig = TeacherConfig()
     student: StudentConfig = StudentConfig()
-    loss: Divergence = "forward_kl"
-    """Divergence of the student's probabilities from the teacher's. `universal` compares across vocabularies."""
+    loss: Divergence | Distance = "forward_kl"
+    """Divergence of the student's probabilities from the teacher's. `universal` compares across vocabularies. Of
+    embeddings `cosine` (the usual one), `mse`, or `relation`: the similarities of every two texts of a batch, in any
+    size. Of rerankers a divergence over the candidates of a query, `margin_mse`, or `mse`."""
     beta: Share = 0.5
     """For `jsd`: 0 is forward_kl, 1 reverse_kl (GKD)."""
     skew: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -256,6 +259,11 @@ class DistillConfig(Section):
         """Reason why values do not go together, or not with what the student learns; None where they do."""
         if self.answers is not None:
             return self._answers_misfit(task)
+        if self.loss not in task.student_losses:
+            losses = "|".join(task.student_losses)
+            return f"of={task.name} does not take distill.loss={self.loss}. Write distill.loss={losses}."
+        if self.temperature != 1 and self.loss in get_args(Distance):
+            return f"temperature is for probabilities, and distill.loss={self.loss} compares numbers. Leave it out."
         if self.teacher.url is not None and (reason := self._served_misfit(task)):
             return reason
         cached, has_teacher = self.cache.folder is not None, self.teacher.id is not None
@@ -280,6 +288,8 @@ class DistillConfig(Section):
             )
         if not task.tokens and self.peers:
             return "peers compare what they say of tokens: leave distill.peers out, or write of=sft."
+        if not task.tokens and not task.labelled and (self.match or self.teacher.out_of_fold):
+            return f"of={task.name} compares outputs alone: leave distill.match and teacher.out_of_fold out."
         if task.tokens and (self.unlabelled or self.teacher.out_of_fold):
             return "distill.unlabelled and teacher.out_of_fold are for of=classify: leave them out."
         if task.head == "masked" and (cached or self.on_policy.share or self.loss == "universal"):

@@ -135,9 +135,10 @@ def _form(source: str, row: RawRow, renames: Mapping[str, str]) -> Form:
         raise DataError(
             f"{source}: its columns {there} fit {' and '.join(fits)} rows. Leave out those that are not meant."
         )
+    alone = " Texts alone are learnt from a teacher: of=embed of recipe distill reads them as distill.unlabelled."
     raise DataError(
         f"{source}: its columns are {there}. Recipe embed reads {known}. Write data.columns='{{anchor: NAME, positive: "
-        "NAME}' with their names."
+        f"NAME}}' with their names.{alone if 'text' in columns else ''}"
     )
 
 

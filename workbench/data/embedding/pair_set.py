@@ -18,7 +18,7 @@ import numpy.typing as npt
 from workbench.config.sections.embed_config import EmbedConfig, Form
 from workbench.data import leaks, named_sets
 from workbench.data.batching import Indices, MicroBatch, WholeRows, encoder_inputs
-from workbench.data.embedding.pair_records import PairRecord, PairSource
+from workbench.data.embedding.pair_records import GivenText, PairRecord, PairSource
 from workbench.data.leaks import Copies
 from workbench.data.rows import excerpt
 from workbench.data.text.quality.cleaning import Cleaning
@@ -194,7 +194,7 @@ class PairSet(WholeRows):
         """Labelled rows, each with another text of its class, evenly drawn; its own where there is no other."""
         generator = np.random.default_rng([self.seed, epoch, 1])
         positive_N = self.anchor_N.copy()
-        for number in np.unique(self.class_N):
+        for number in np.unique(self.class_N[self.class_N != NO_CLASS]):
             rows = np.flatnonzero(self.class_N == number)
             texts, own = np.unique(self.anchor_N[rows], return_inverse=True)
             if len(texts) > 1:
@@ -293,6 +293,29 @@ class PairSet(WholeRows):
     def rows_by_source(self) -> dict[str, int]:
         """Number of rows of each set; empty where there is one."""
         return named_sets.sizes(self)
+
+    def with_texts(
+        self, texts: Sequence[GivenText], prefix: str, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int
+    ) -> PairSet:
+        """The same rows, followed by one for each further text, of which nothing but itself is known. `prefix`: the
+        instruction before each."""
+        numbers = numbered([*self.units.texts, *(prefix + each.text for each in texts)])
+        more = units(list(numbers)[len(self.units.texts) :], tokenizer, max_tokens=max_tokens)
+        anchor_M = np.asarray([numbers[prefix + each.text] for each in texts], dtype=np.int64)
+        sides = 1 if self.form == "labelled" else 2
+        none_M = (np.empty(0, np.int64),) * len(texts)
+        return replace(
+            self,
+            records=(*self.records, *(PairRecord(each.place, (each.text,) * sides) for each in texts)),
+            units=TextUnits(
+                (*self.units.texts, *more.texts), (*self.units.tokens, *more.tokens), (*self.units.cut, *more.cut)
+            ),
+            anchor_N=np.concatenate([self.anchor_N, anchor_M]),
+            positive_N=np.concatenate([self.positive_N, anchor_M]),
+            negatives=(*self.negatives, *none_M),
+            class_N=np.concatenate([self.class_N, np.full(len(texts), NO_CLASS)]),
+            score_N=np.concatenate([self.score_N, np.zeros(len(texts))]),
+        )
 
     def with_negatives(self, more: list[Indices]) -> PairSet:
         """The same rows with further negatives of each, after those that were given."""

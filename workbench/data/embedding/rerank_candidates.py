@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
 from workbench.config import RunConfig
 from workbench.config.sections.embed_config import RERANK_LOSSES, EmbedConfig
@@ -230,12 +231,12 @@ class CandidateSet(WholeRows):
     def place(self, index: int) -> str:
         return self.pairs.place(index)
 
-    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> CandidateSet:
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
         """The same rows with the negatives of pass `epoch`."""
         return self._in_pass(epoch) if self.negatives and self.drawn_NC is None else self
 
     @cached_property
-    def _in_pass(self) -> Callable[[int], CandidateSet]:
+    def _in_pass(self) -> Callable[[int], Self]:
         """The rows of a pass, for which each of its steps asks; a step may look ahead into the next pass."""
         return lru_cache(maxsize=2)(lambda epoch: self if epoch == self.epoch else replace(self, epoch=epoch))
 
