@@ -11,17 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 from torch.utils.flop_counter import flop_registry
 from typing_extensions import Self
 
 ACTIVATIONS = "activations"
-ELSEWHERE, BACKWARD = "head and loss", "backward pass"
 
 
 class DispatchMode(TorchDispatchMode, ABC):
@@ -190,93 +189,60 @@ def _storages(value: Any, device: str, listed: list[torch.UntypedStorage]) -> li
     return listed
 
 
-class Account(NamedTuple):
-    """What bytes are for, and where they were made."""
-
-    purpose: str
-    place: str
-
-
 class MemoryLedger(LiveBytes):
-    """Live bytes by what they are for, `activations` unless somebody says otherwise, and by where they were made."""
+    """Live bytes by what they are for, `activations` unless somebody says otherwise."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self._purpose = ACTIVATIONS
-        self._places: list[str] = []  # modules that are being called, the innermost last
-        self._accounts: dict[int, Account] = {}
-        self._sums: Counter[Account] = Counter()
-        self._peak_sums: Mapping[Account, int] | None = {}  # None: the present is the peak
+        self._purposes: dict[int, str] = {}  # of each storage, by its address
+        self._sums: Counter[str] = Counter()
+        self._peak_sums: Mapping[str, int] | None = {}  # None: the present is the peak
 
     @property
     def at_peak(self) -> dict[str, int]:
         """Bytes alive at the peak, by what they are for."""
-        return dict(self._summed(lambda account: account.purpose))
-
-    @property
-    def places_at_peak(self) -> dict[str, int]:
-        """Bytes alive at the peak, by where they were made or are at home."""
-        return {place: size for place, size in self._summed(lambda account: account.place).items() if size}
+        return dict(self._sums if self._peak_sums is None else self._peak_sums)
 
     def alive(self, purpose: str) -> int:
         """Bytes for a purpose now."""
-        return sum(size for account, size in self._sums.items() if account.purpose == purpose)
+        return self._sums[purpose]
 
     def restart(self) -> None:
         """Look for a peak from now on only."""
         self.peak, self._peak_sums = self.now, None
 
     @contextmanager
-    def making(self, purpose: str, place: str) -> Iterator[None]:
-        """Assign tensors that are made inside the block to `purpose` at `place`."""
+    def making(self, purpose: str) -> Iterator[None]:
+        """Assign tensors that are made inside the block to `purpose`."""
         before, self._purpose = self._purpose, purpose
-        self._places.append(place)
         try:
             yield
         finally:
             self._purpose = before
-            self._places.pop()
 
-    @contextmanager
-    def placing(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-        """Inside the block, what is made while one of these modules is called was made there."""
-        handles = []
-
-        def leave(*_: Any) -> None:
-            self._places.pop()
-
-        for place, module in modules.items():
-            handles.append(module.register_forward_pre_hook(lambda *_, place=place: self._places.append(place)))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def hold(self, tensors: Iterable[Tensor], purpose: str, place: str = ELSEWHERE) -> None:
+    def hold(self, tensors: Iterable[Tensor], purpose: str) -> None:
         """Count tensors that existed before."""
-        with self.making(purpose, place):
+        with self.making(purpose):
             for tensor in tensors:
                 storage = tensor.untyped_storage()
                 self._see(storage, storage.nbytes())
 
-    def rename(self, tensors: Iterable[Tensor], purpose: str, place: str = ELSEWHERE) -> None:
+    def rename(self, tensors: Iterable[Tensor], purpose: str) -> None:
         """Assign tensors to another purpose than that known when they were made."""
         for tensor in tensors:
             address = tensor.untyped_storage()._cdata
-            if address in self._accounts:
+            if address in self._purposes:
                 size = tensor.untyped_storage().nbytes()
-                self._sums[self._accounts[address]] -= size
-                self._accounts[address] = Account(purpose, place)
-                self._sums[self._accounts[address]] += size
+                self._sums[self._purposes[address]] -= size
+                self._purposes[address] = purpose
+                self._sums[purpose] += size
 
     def _see(self, storage: torch.UntypedStorage, size: int) -> None:
         address = storage._cdata
         if address not in self._known and size:
-            place = BACKWARD if torch._C._current_graph_task_id() != -1 else ELSEWHERE
-            self._accounts[address] = account = Account(self._purpose, self._places[-1] if self._places else place)
-            self._sums[account] += size
+            self._purposes[address] = self._purpose
+            self._sums[self._purpose] += size
         before = self.peak
         super()._see(storage, size)
         if self.peak > before:
@@ -285,12 +251,6 @@ class MemoryLedger(LiveBytes):
     def _forget(self, address: int, size: int) -> None:
         if self._peak_sums is None:
             self._peak_sums = dict(self._sums)
-        if address in self._accounts:
-            self._sums[self._accounts.pop(address)] -= size
+        if address in self._purposes:
+            self._sums[self._purposes.pop(address)] -= size
         super()._forget(address, size)
-
-    def _summed(self, by: Callable[[Account], str]) -> Mapping[str, int]:
-        totals: Counter[str] = Counter()
-        for account, size in (self._sums if self._peak_sums is None else self._peak_sums).items():
-            totals[by(account)] += size
-        return totals

@@ -7,7 +7,7 @@ of its first epoch beside the optimizer's state, those that are not a step's fir
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,12 +21,16 @@ from workbench.adapters import anatomy
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.data.packing import PADDED, RowLayout
 from workbench.models import weight_formats
-from workbench.planning.counters import ACTIVATIONS, ELSEWHERE, MemoryLedger, Operations
+from workbench.planning.counters import ACTIVATIONS, MemoryLedger, Operations
 from workbench.planning.dry_trainings import Lengths, Model, Sequences, Training
+from workbench.training import activation_offload
 from workbench.training.distributed.sharding import Sharded
 
 LOOKED = 256  # steps of a freezing policy that are searched for the one that trains the deepest
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER, TEACHER = "weights", "masters", "gradients", "optimizer", "teacher"
+Phase = tuple[str, str, int]
+"""A part of a dry run: which step and micro-batch; whether forward, backward or between; the block, from the nearer end
+(-1: the last)."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,10 @@ class DryRun:
     """Bytes of activations alive when a gradient of the backward pass comes, at most."""
     at_recomputing: int = 0
     """Bytes of activations alive from the moment on that the backward pass recomputes a block, at most."""
-    modules: dict[str, int] = field(default_factory=dict)
-    """Bytes alive at the peak of training, by the module that holds or made them: embeddings, block 1 and on, its
-    adapter's values with their gradients, head and loss, what the optimizer and the backward pass made."""
+    offloaded: int = 0
+    """Bytes of inputs of blocks that wait in the host's memory, at most."""
+    phases: Mapping[Phase, Mapping[str, int]] = field(default_factory=dict)
+    """Bytes alive at the peak of each part of these steps, by what they are for; `at_peak` is the highest."""
 
     @property
     def peak(self) -> int:
@@ -63,49 +68,47 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
     run evaluates, on its largest micro-batch. `others`: other models that are there: a teacher."""
     fit.prepare()
     fit.freezer.follow(step=0, share=0)
-    epoch, homes = list(fit.micro_batches()), _homes(fit)
-    with MemoryLedger(fit.freezer.backbone.device.type) as ledger, ledger.placing(_modules(fit)):
+    epoch, waiting = list(fit.micro_batches()), activation_offload.counted()
+    with MemoryLedger(fit.freezer.backbone.device.type) as ledger:
         hold(ledger, fit, others=others)
         ledger.hold(fit.starts, MASTERS)
-        with ledger.making(OPTIMIZER, OPTIMIZER):
+        with ledger.making(OPTIMIZER):
             averages = [
                 torch.empty_like(each) for values, copies in fit.averaged for each in values for _ in range(copies)
             ]
         peaks = _Peaks(ledger)
-        _tell_gradients(fit, ledger, homes, peaks.gradient)
-        # Told whenever part of a block computes: in the forward pass, or again in the backward pass.
-        for path in chain.from_iterable(anatomy.blocks(fit.freezer.backbone)):
-            for submodule in fit.freezer.backbone.get_submodule(path).children():
-                submodule.register_forward_pre_hook(lambda *_: peaks.recomputing())
+        _tell_gradients(fit, ledger, peaks.gradient)
+        paths = chain.from_iterable(anatomy.blocks(fit.freezer.backbone))
+        peaks.follow([fit.freezer.backbone.get_submodule(path) for path in paths])
         flops, tokens = 0.0, 0
-        with peaks.seen():
+        with peaks.seen("choice"):
             fit.choose()
-        for step, share in _moments(fit):
+        for moment, (step, share) in enumerate(_moments(fit)):
             fit.freezer.follow(step=step, share=share)
-            _hold_masters(ledger, fit, homes)
-            _give_gradients(fit, ledger, homes)
-            with ledger.making(OPTIMIZER, OPTIMIZER):
+            _hold_masters(ledger, fit)
+            _give_gradients(fit, ledger)
+            with ledger.making(OPTIMIZER):
                 fit.update(epoch[0][0])  # what an optimizer keeps, it keeps from here on
             done: list[tuple[MicroBatchTrial, int]] = []
-            for trial in _trials(fit.train, epoch, fit.arrangement):
+            for number, trial in enumerate(_trials(fit.train, epoch, fit.arrangement)):
                 if any(trial.takes_less(than, activations, _costs(fit)) for than, activations in done):
                     continue
                 count, activations = 0.0, 0
                 for kind, part in fit.kinds.items():
                     if trial.later:
-                        _give_gradients(fit, ledger, homes)
+                        _give_gradients(fit, ledger)
                     else:
                         for master in fit.masters:
                             master.grad = None
-                    with Operations() as operations, peaks.seen():
+                    with Operations() as operations, peaks.seen(f"{moment} {number} {kind}"):
                         fit.backward(trial.rows, step=kind)
                     count += part * operations.count
                     activations = max(activations, peaks.last[ACTIVATIONS])
                 done.append((trial, activations))
                 if count > flops:
                     flops, tokens = count, int(fit.train.lengths[trial.rows].sum())
-            _give_gradients(fit, ledger, homes)
-            with peaks.seen(), ledger.making(OPTIMIZER, OPTIMIZER):
+            _give_gradients(fit, ledger)
+            with peaks.seen(f"{moment} update"), ledger.making(OPTIMIZER):
                 fit.update(epoch[0][0])
         ledger.restart()
         fit.model.eval()
@@ -115,60 +118,95 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         swapped = max(min(copies, 1) * sum(each.nbytes for each in values) for values, copies in fit.averaged)
         evaluation = ledger.peak + swapped
         del averages
-    # The order of the model, each adapter's after the module that it belongs to.
-    places = chain.from_iterable((place, f"adapter of {place}") for place in _modules(fit))
-    order = {place: number for number, place in enumerate(places)}
     return DryRun(
-        at_peak=peaks.highest,
+        at_peak=highest(peaks.phases),
         evaluation=evaluation,
         micro_batches=max(len(each) for each in epoch),
         padded_tokens=max(fit.arrangement.tokens(_sequences(fit.train, rows)) for each in epoch for rows in each),
         flops_per_token=flops / tokens,
         at_gradients=peaks.at_gradients,
         at_recomputing=peaks.at_recomputing,
-        modules=dict(sorted(peaks.modules.items(), key=lambda each: order.get(each[0], len(order)))),
+        offloaded=waiting.most,
+        phases=peaks.phases,
     )
 
 
+def highest(phases: Mapping[Phase, Mapping[str, int]]) -> dict[str, int]:
+    """That of several peaks in which most bytes are alive, by what they are for."""
+    return dict(phases[max(phases, key=lambda phase: sum(phases[phase].values()))])
+
+
 class _Peaks:
-    """The highest of several peaks."""
+    """The peak of each part of what is done, by the block that computes."""
 
     def __init__(self, ledger: MemoryLedger) -> None:
         self._ledger = ledger
-        self.last: dict[str, int] = {}
-        self.highest: dict[str, int] = {}
-        self.modules: dict[str, int] = {}
+        self.last: Mapping[str, int] = {}
+        """The highest of what was seen last."""
+        self.phases: dict[Phase, dict[str, int]] = {}
         self.at_gradients = self.at_recomputing = 0
+        self._phase: Phase = ("", "", 0)
         self._recomputes = False
 
     def gradient(self) -> None:
         """A gradient came."""
         self.at_gradients = max(self.at_gradients, self._ledger.alive(ACTIVATIONS))
 
-    def recomputing(self) -> None:
+    def follow(self, blocks: Sequence[nn.Module]) -> None:
+        """Tell apart what each of these blocks computes, and what comes after the last."""
+
+        def backward(number: int) -> None:
+            self._enter("backward", number)
+
+        def called(number: int) -> None:
+            self._enter("forward" if torch.is_grad_enabled() else "reading", number)
+
+        def left(number: int, output: Any) -> None:
+            hidden = output if isinstance(output, Tensor) else output[0]
+            if isinstance(hidden, Tensor) and hidden.requires_grad:
+                hidden.register_hook(lambda _: backward(number))
+            if number == -1 and torch._C._current_graph_task_id() == -1:
+                self._enter("head", 0)
+
+        for index, block in enumerate(blocks):
+            # By their distance from the nearer end.
+            number = index if index < -(-len(blocks) // 2) else index - len(blocks)
+            block.register_forward_pre_hook(lambda *_, number=number: called(number))
+            block.register_forward_hook(lambda *given, number=number: left(number, given[-1]))
+            for submodule in block.children():  # in the forward pass, or again in the backward pass
+                submodule.register_forward_pre_hook(lambda *_: self._recomputing())
+
+    @contextmanager
+    def seen(self, name: str) -> Iterator[None]:
+        """The peaks of what is done inside the block count."""
+        self._ledger.restart()
+        self.last, self._phase, self._recomputes = {}, (name, "", 0), False
+        yield
+        self._take()
+
+    def _enter(self, part: str, number: int) -> None:
+        part = part if torch._C._current_graph_task_id() == -1 else "backward"
+        self._take()
+        self._ledger.restart()
+        self._phase = (self._phase[0], part, number)
+
+    def _recomputing(self) -> None:
         """A block computes, maybe once more: what is alive from then on is also counted by itself."""
         if torch._C._current_graph_task_id() != -1 and not self._recomputes:
             self._take()
             self._ledger.restart()
             self._recomputes = True
 
-    @contextmanager
-    def seen(self) -> Iterator[None]:
-        """The peak of what is done inside the block counts."""
-        self._ledger.restart()
-        self.last, self._recomputes = {}, False
-        yield
-        self._take()
-
     def _take(self) -> None:
-        """Compare the peak since the last look with the highest."""
+        """Compare the peak since the last look with that of its phase, and with the last."""
         peak = self._ledger.at_peak
         if self._recomputes:
             self.at_recomputing = max(self.at_recomputing, peak.get(ACTIVATIONS, 0))
-        if sum(peak.values()) > sum(self.last.values()):
+        size = sum(peak.values())
+        if size > sum(self.last.values()):
             self.last = peak
-        if sum(peak.values()) > sum(self.highest.values()):
-            self.highest, self.modules = peak, self._ledger.places_at_peak
+        if size > sum(self.phases.get(self._phase, {}).values()):
+            self.phases[self._phase] = peak
 
 
 class Costs(NamedTuple):
@@ -216,46 +254,20 @@ def _costs(fit: Training) -> Costs:
     return Costs(8 * float32 * (outputs + fit.width) * passes, pair, sum(master.nbytes for master in fit.masters))
 
 
-def _modules(fit: Model) -> dict[str, nn.Module]:
-    """The modules by which memory is reported."""
-    backbone = fit.freezer.backbone
-    paths = chain.from_iterable(anatomy.blocks(backbone))
-    blocks = {f"block {number}": backbone.get_submodule(path) for number, path in enumerate(paths, start=1)}
-    pictures = anatomy.reads_pictures(backbone)
-    return {"embeddings": anatomy.picture_stem(backbone) if pictures else backbone.get_input_embeddings(), **blocks}
-
-
-def _homes(fit: Model) -> dict[str, str]:
-    """Where each value that trains belongs, by its name; an adapter's apart from what is frozen around it."""
-    names = {id(each): name for name, each in fit.masters.computing().items()}
-    homes = dict.fromkeys(names.values(), ELSEWHERE)
-    for place, module in _modules(fit).items():
-        inside = [id(each) for each in module.parameters()]
-        own = [names[each] for each in inside if each in names]
-        homes |= dict.fromkeys(own, place if len(own) == len(inside) else f"adapter of {place}")
-    return homes
-
-
 def hold(ledger: MemoryLedger, fit: Model, *, others: Iterable[nn.Module] = ()) -> None:
     """Count what a training begins with: every parameter and buffer, and the masters. `others`: other models that are
     there."""
-    homes, computing = _homes(fit), fit.masters.computing()
-    for name, home in homes.items():
-        ledger.hold([computing[name]], WEIGHTS, home)
-    _hold_masters(ledger, fit, homes)
-    for place, module in _modules(fit).items():
-        ledger.hold(chain(weight_formats.held(module), module.buffers()), WEIGHTS, place)
+    ledger.hold(fit.masters.computing().values(), WEIGHTS)
+    _hold_masters(ledger, fit)
     ledger.hold(chain(weight_formats.held(fit.model), fit.model.buffers()), WEIGHTS)
     for model in others:
-        ledger.hold(chain(weight_formats.held(model), model.buffers()), TEACHER, TEACHER)
+        ledger.hold(chain(weight_formats.held(model), model.buffers()), TEACHER)
 
 
-def _hold_masters(ledger: MemoryLedger, fit: Model, homes: Mapping[str, str]) -> None:
+def _hold_masters(ledger: MemoryLedger, fit: Model) -> None:
     """Count the masters of what trains now; others are in no memory."""
     masters = fit.masters.named()
-    for name, parameter in fit.masters.computing().items():
-        if parameter.requires_grad:
-            ledger.hold([masters[name]], MASTERS, homes[name])
+    ledger.hold([masters[name] for name, each in fit.masters.computing().items() if each.requires_grad], MASTERS)
 
 
 def _trials(
@@ -305,23 +317,23 @@ def _moments(fit: Training) -> tuple[tuple[int, float], ...]:
     return tuple(dict.fromkeys([(0, 0.0), (deepest, 0.0), (0, 0.999)]))
 
 
-def _give_gradients(fit: Model, ledger: MemoryLedger, homes: Mapping[str, str]) -> None:
+def _give_gradients(fit: Model, ledger: MemoryLedger) -> None:
     """Add the gradients that an earlier micro-batch leaves, where they are not there yet."""
     masters = fit.masters.named()
     for name, parameter in fit.masters.computing().items():
         if parameter.requires_grad and masters[name].grad is None:
-            with ledger.making(GRADIENTS, homes[name]):
+            with ledger.making(GRADIENTS):
                 masters[name].grad = torch.zeros_like(masters[name])
 
 
-def _tell_gradients(fit: Model, ledger: MemoryLedger, homes: Mapping[str, str], came: Callable[[], None]) -> None:
+def _tell_gradients(fit: Model, ledger: MemoryLedger, came: Callable[[], None]) -> None:
     """Book each gradient in the ledger as soon as it is there, and call `came`."""
     masters = fit.masters.named()
 
     def tell(name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
             both = (parameter.grad, masters[name].grad)
-            ledger.rename([each for each in both if each is not None], GRADIENTS, homes[name])
+            ledger.rename([each for each in both if each is not None], GRADIENTS)
             came()
 
         return hook

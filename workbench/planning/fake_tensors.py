@@ -143,12 +143,15 @@ class _Given(NamedTuple):
     """Whether it changes the values of its arguments and gives nothing; without outputs, others give the first."""
 
 
+_KNOWN: dict[Hashable, _Given | None] = {}
+"""Results of all dry runs of this process: those of one plan repeat each other's operations."""
+
+
 class Recall:
     """Operations that give fake tensors: each result is inferred once for the same kinds of arguments."""
 
     def __init__(self, mode: FakeTensorMode, infer: Infer) -> None:
         self._mode, self._infer = mode, infer
-        self._known: dict[Hashable, _Given | None] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}
         """Attributes of a fake tensor on each device, copied at once because torch takes long to set each."""
 
@@ -156,19 +159,20 @@ class Recall:
         """Result of `func`; real tensors among its arguments are always computed with."""
         imagines = torch._C._get_dispatch_mode(_FAKE) is not None  # or what it makes is real for a while
         kinds: list[Hashable] = [func, imagines, torch.get_default_dtype()]
-        if not (_describe(args, kinds) and _describe((*kwargs, *kwargs.values()), kinds)):
+        tables = getattr(func, "namespace", "") == "bitsandbytes"
+        if not (_describe(args, kinds, tables=tables) and _describe((*kwargs, *kwargs.values()), kinds)):
             return self._infer(func, args, kwargs)
         key, first = tuple(kinds), args[0] if args else None
-        if (given := self._known.get(key)) is not None:
+        if (given := _KNOWN.get(key)) is not None:
             if not given.outputs:
                 return None if given.nothing else first
             made = [self._tensor(like, first if given.viewed else None) for like in given.outputs]
             return made[0] if given.several is None else given.several(made)
         address = _address(first)
         result = self._infer(func, args, kwargs)
-        if key not in self._known:
+        if key not in _KNOWN:
             changed = isinstance(first, FakeTensor) and (_described(first), _address(first)) != (kinds[3], address)
-            self._known[key] = None if changed else _given(result, args, kwargs)
+            _KNOWN[key] = None if changed else _given(result, args, kwargs)
         return result
 
     def _tensor(self, like: _Like, viewed: FakeTensor | None) -> FakeTensor:
@@ -198,18 +202,21 @@ def _described(tensor: FakeTensor) -> _Like:
     return tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype, tensor.fake_device
 
 
-def _describe(values: Sequence[Any], kinds: list[Hashable]) -> bool:
-    """Append all that decides a result; False where real values are among the arguments."""
+def _describe(values: Sequence[Any], kinds: list[Hashable], *, tables: bool = False) -> bool:
+    """Append all that decides a result; False where real values are among the arguments. `tables`: these are but the
+    codes of packed weights, on which no shape depends."""
     for value in values:
         if isinstance(value, FakeTensor):
             if value.layout is not torch.strided or value.is_complex():
                 return False
             kinds.append(_described(value))
         elif isinstance(value, Tensor):
-            return False
+            if not tables:
+                return False
+            kinds.append(("table", value.shape, value.dtype))
         elif isinstance(value, (list, tuple)):
             kinds.append(len(value))
-            if not _describe(value, kinds):
+            if not _describe(value, kinds, tables=tables):
                 return False
         else:
             kinds.append((type(value), value))  # 1 and 1.0 are equal, and give other precisions

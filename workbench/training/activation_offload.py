@@ -213,3 +213,10 @@ def planned(accelerated: bool) -> Iterator[CountedCopies]:
         yield copies
     finally:
         _PLANNED.reset(token)
+
+
+def counted() -> CountedCopies:
+    """What counts the copies of the plan around it, from now on."""
+    copies = _PLANNED.get() or CountedCopies()
+    copies.most = copies.now
+    return copies

@@ -43,7 +43,7 @@ from workbench.recipes.tasks.sft.task import dry_text
 from workbench.recipes.tasks.sft.text_run import TextRun
 from workbench.recipes.verbs.plans import longest_rows, plan_fleet, plan_parts, plan_stages
 from workbench.recipes.verbs.plans.longest_rows import LongestRow
-from workbench.recipes.verbs.plans.plan_parts import DryRunParts
+from workbench.recipes.verbs.plans.plan_parts import Carried, DryRunParts
 from workbench.runs import process_memory, units
 from workbench.runs.ranks import Ranks
 from workbench.runs.run_directory import Run
@@ -235,7 +235,7 @@ def _of_device(
     own = of_one_device(config, devices, accelerated=accelerated)
     whole = output_heads.whole_last_block(_cuts(config))
     with ExitStack() as inside:
-        copies = inside.enter_context(activation_offload.planned(accelerated))
+        inside.enter_context(activation_offload.planned(accelerated))
         inside.enter_context(planned_for(memory if elsewhere else None))
         inside.enter_context(whole)
         folder = Path(inside.enter_context(tempfile.TemporaryDirectory()))
@@ -269,7 +269,7 @@ def _of_device(
         end=end,
         card=target.card,
         host_memory=target.host,
-        offloaded=copies.most,
+        offloaded=parts.dry_run.offloaded,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
         notes=tuple(sentences),
         recomputable=not activation_checkpointing.refusal(config, parts.backbone.model),
@@ -366,17 +366,20 @@ def _single(config: RunConfig, run: Run, dry: DryTask, teaching: Teaching | None
         trainer = mine.trainer(backbone, freezer, dry.assemble(mine, freezer.model, backbone), supervise)
         return UnitTraining(trainer) if dry.units else stage_training.of(trainer)
 
-    with fake_tensors():
-        fit = training(config, run, loader, supervise)
-        backbone, *teachers = loader.loaded
-        live = dry.assemble(made, fit.model, backbone)
-        usage = dry_run(fit, lambda: dry.largest(live), others=[each.model for each in teachers])
-        work = replace(step_time.work(fit), teacher=supervise is not None)
-        if dry.looked or dry.once:
-            with torch.no_grad(), Operations() as operations:
-                tokens = dry.read(live)
-            work = replace(work, forward=operations.count / tokens, looked=dry.looked * work.tokens, once=dry.once)
-    return plan_parts.parts(config, made.task, backbone, fit, usage, work, training)
+    def carry_out(own: RunConfig, run: Run, loader: BlueprintLoader) -> Carried:
+        with fake_tensors():
+            fit = training(own, run, loader, supervise)
+            backbone, *teachers = loader.loaded
+            live = dry.assemble(made, fit.model, backbone)
+            usage = dry_run(fit, lambda: dry.largest(live), others=[each.model for each in teachers])
+            work = replace(step_time.work(fit), teacher=supervise is not None)
+            if dry.looked or dry.once:
+                with torch.no_grad(), Operations() as operations:
+                    tokens = dry.read(live)
+                work = replace(work, forward=operations.count / tokens, looked=dry.looked * work.tokens, once=dry.once)
+        return Carried(backbone, fit, usage, work)
+
+    return plan_parts.parts(config, made.task, run, carry_out, training, loader=loader)
 
 
 def _student(config: RunConfig, run: Run) -> DryRunParts:

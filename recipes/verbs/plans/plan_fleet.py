@@ -22,7 +22,7 @@ from workbench.recipes.over import fleet_training, search_checks
 from workbench.recipes.over.fleet_bank import FleetMember, Single, prepared
 from workbench.recipes.over.fleet_board import FleetBoard
 from workbench.recipes.verbs.plans import plan_parts
-from workbench.recipes.verbs.plans.plan_parts import DryRunParts
+from workbench.recipes.verbs.plans.plan_parts import Carried, DryRunParts
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer
@@ -178,7 +178,7 @@ def members(config: RunConfig, run: Run) -> DryRunParts:
     """Adapters that train together."""
     from workbench.recipes.over import sweep
 
-    loader, shared, trials, over = BlueprintLoader(), config, [], config.over
+    shared, trials, over = config, [], config.over
     assert over is not None, "one adapter is no bank"
     reason = None
     if config.crossvalidates:
@@ -194,12 +194,15 @@ def members(config: RunConfig, run: Run) -> DryRunParts:
         task, make = _members(shared, trials, run)
     else:
         task, make = _folds(config) if config.crossvalidates else training(config)
-    with fake_tensors():
-        fit = make(shared, run, loader)
-        usage = dry_run(fit, fit.held_out_loss if fit.config.evaluate.every is not None else lambda: None)
-        work = step_time.work(fit)
-    parts = plan_parts.parts(config, task, loader.loaded[0], fit, usage, work, make, timed=shared)
-    every = sum(each.numel() for each in fit.masters)
+
+    def carry_out(own: RunConfig, run: Run, loader: BlueprintLoader) -> Carried:
+        with fake_tensors():
+            fit = make(own, run, loader)
+            usage = dry_run(fit, fit.held_out_loss if fit.config.evaluate.every is not None else lambda: None)
+            return Carried(loader.loaded[0], fit, usage, step_time.work(fit))
+
+    parts = plan_parts.parts(config, task, run, carry_out, make, loader=BlueprintLoader(), timed=shared)
+    every = parts.contents.trainable
     return parts._replace(size=parts.size._replace(trainable=every), contents=replace(parts.contents, apart=True))
 
 

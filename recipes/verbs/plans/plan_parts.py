@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from transformers import PretrainedConfig
 
-from workbench.adapters import anatomy
+from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig
 from workbench.config.model_heads import ModelHead
 from workbench.data.batching import Examples, first_rows
@@ -21,7 +21,8 @@ from workbench.errors import ConfigError
 from workbench.models import backbones, model_sizes
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.model_sizes import AdapterSize
-from workbench.planning import step_time
+from workbench.planning import depth, step_time
+from workbench.planning.depth import Depths
 from workbench.planning.dry_run import OPTIMIZER, DryRun
 from workbench.planning.dry_trainings import Training
 from workbench.planning.fake_tensors import BlueprintLoader
@@ -53,35 +54,92 @@ class DryRunParts(NamedTuple):
     contents: Contents
 
 
+class Carried(NamedTuple):
+    """A dry run that was carried out."""
+
+    backbone: Backbone
+    training: Training
+    dry_run: DryRun
+    work: StepWork
+
+
+MakeTraining = Callable[[RunConfig, Run, Loader], Training]
+"""Makes the training of a run, with its own rows, over a backbone that the loader gives."""
+_SIZES: dict[str, AdapterSize] = {}
+CarryOut = Callable[[RunConfig, Run, BlueprintLoader], Carried]
+"""Carries out the steps of a training over a backbone that the loader gives."""
+
+
 def parts(
     config: RunConfig,
     task: ModelHead,
-    backbone: Backbone,
-    fit: Training,
-    dry: DryRun,
-    work: StepWork,
-    training: MakeTraining,
+    run: Run,
+    carry_out: CarryOut,
+    make: MakeTraining,
+    *,
+    loader: BlueprintLoader,
     timed: RunConfig | None = None,
 ) -> DryRunParts:
-    """All that is known after a dry run.
+    """All that is known after a dry run, of the whole backbone or, where its blocks are alike, of few.
 
     Args:
         timed: The run of one of the members, where there are several.
     """
-    held = contents_of(fit, optimizer=dry.at_peak.get(OPTIMIZER, 0))
-    below = config.freeze.never(len(fit.freezer.blocks))
-    return DryRunParts(
-        backbone=backbone,
-        size=model_sizes.predict(config.model, config.adapter, task=task, below=below),
-        training=fit,
-        dry_run=dry,
-        work=replace(
-            work,
-            weight_bytes=_read_bytes(backbone, held),
-            measure=measure(timed or config, backbone, fit, dry, training),
-        ),
-        contents=held,
+    few = depths(config, task)
+    found = None if few is None else _multiplied(config, task, few, carry_out)
+    if found is None:
+        found = _known(config, task, carry_out(timed or config, run, loader))
+    measured = measure(timed or config, found, make)
+    return found._replace(
+        work=replace(found.work, weight_bytes=_read_bytes(found.backbone, found.contents), measure=measured)
     )
+
+
+def _known(config: RunConfig, task: ModelHead, done: Carried) -> DryRunParts:
+    size = _size(config, task, below=config.freeze.never(len(done.training.freezer.blocks)))
+    contents = contents_of(done.training, optimizer=done.dry_run.at_peak.get(OPTIMIZER, 0))
+    return DryRunParts(done.backbone, size, done.training, done.dry_run, done.work, contents)
+
+
+def _size(config: RunConfig, task: ModelHead, *, below: int) -> AdapterSize:
+    """Size of the adapter, found once: dry runs of one plan differ in other settings."""
+    key = f"{config.model!r} {config.adapter!r} {task!r} {below}"
+    if key not in _SIZES:
+        _SIZES[key] = model_sizes.predict(config.model, config.adapter, task=task, below=below)
+    return _SIZES[key]
+
+
+def _multiplied(config: RunConfig, task: ModelHead, few: Depths, carry_out: CarryOut) -> DryRunParts | None:
+    """Outcome of dry runs of two depths, multiplied; None where they do not say what the whole backbone takes."""
+    hub, done = backbones.hub_config(config.model), list[DryRunParts]()
+    for blocks in (few.shallow, few.deeper):
+        with smaller(config, hub, Small(blocks)) as (own, run):
+            done.append(_known(config, task, carry_out(own, run, BlueprintLoader())))
+    less, more = done
+    contents = depth.contents(less.contents, more.contents, few.times)
+    if contents is None or contents.trainable != more.size.trainable:  # some blocks alone have adapters
+        return None
+    return more._replace(
+        dry_run=depth.dry_run(less.dry_run, more.dry_run, few.times),
+        contents=contents,
+        work=replace(more.work, forward=depth.further(less.work.forward, more.work.forward, few.times)),
+    )
+
+
+def depths(config: RunConfig, task: ModelHead) -> Depths | None:
+    """How deep two backbones are that say what the run takes; None: the whole one has to be carried out."""
+    multiple = depth.multiple_of(config)
+    if multiple is None:
+        return None
+    skeleton = partial(backbones.skeleton, task=task, trainable=isinstance(config.adapter, Full))
+    whole, hub = skeleton(config.model), backbones.hub_config(config.model)
+    kinds = depth.kinds(whole)
+    if (found := depth.depths(kinds, multiple=multiple)) is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        few = skeleton(step_time.smaller(config.model, hub, Small(found.deeper), Path(folder)))
+    same = depth.kinds(few) == kinds[: found.deeper] and depth.outside(few) == depth.outside(whole)
+    return found if same else None
 
 
 def one_after_another(config: RunConfig, reason: str) -> ConfigError:
@@ -113,23 +171,23 @@ def attached(backbone: Backbone, config: RunConfig, train: Examples, new_token_i
     return freezing.attach(backbone.model, config, seed=config.seed, new_token_ids=new_token_ids, sample=sample)
 
 
-MakeTraining = Callable[[RunConfig, Run, Loader], Training]
-"""Makes the training of a run, with its own rows, over a backbone that the loader gives."""
-
-
-def measure(config: RunConfig, backbone: Backbone, fit: Training, dry: DryRun, make: MakeTraining) -> step_time.Measure:
-    """Times small models of the kind of `backbone`, when it is asked to."""
+def measure(config: RunConfig, found: DryRunParts, make: MakeTraining) -> step_time.Measure:
+    """Times small models of the kind of the backbone, when it is asked to."""
     hub = backbones.hub_config(config.model)
     subject = Subject(
         depth=step_time.depth(hub),
         narrower=step_time.narrowing(hub, parts=config.distributed.tensor),
-        parameters=sum(each.numel() for each in backbone.model.parameters()),
-        trainable=sum(each.numel() for each in fit.masters),
-        flops=dry.flops_per_token * dry.padded_tokens,
-        dtype=backbone.compute,
-        packed=backbone.weights in backbones.QUANTISED,
+        parameters=found.size.total,
+        trainable=found.contents.trainable,
+        flops=found.dry_run.flops_per_token * found.dry_run.padded_tokens,
+        dtype=found.backbone.compute,
+        packed=found.backbone.weights in backbones.QUANTISED,
     )
-    build = partial(_small_training, config, hub, make)  # a distilled student's folder is gone by then
+
+    @contextmanager
+    def build(small: Small) -> Iterator[Training]:
+        with smaller(config, hub, small) as (own, run):  # a distilled student's folder is gone by then
+            yield make(own, run, BlueprintLoader())
 
     def timed(clock: Callable[[], float], seconds: float) -> Measured:
         return step_time.measure(build, subject, clock=clock, seconds=seconds)
@@ -138,12 +196,13 @@ def measure(config: RunConfig, backbone: Backbone, fit: Training, dry: DryRun, m
 
 
 @contextmanager
-def _small_training(config: RunConfig, hub: PretrainedConfig, make: MakeTraining, small: Small) -> Iterator[Training]:
+def smaller(config: RunConfig, hub: PretrainedConfig, small: Small) -> Iterator[tuple[RunConfig, Run]]:
+    """The same run, never begun, over a backbone that is cut down."""
     with tempfile.TemporaryDirectory() as folder:
         model = step_time.smaller(config.model, hub, small, Path(folder) / "model")
         own = config.model_copy(update={"model": model, "trackers": ()})
         with planned_run(own, Path(folder)) as run:
-            yield make(own, run, BlueprintLoader())
+            yield own, run
 
 
 @contextmanager
