@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
 def save(model: nn.Module, folder: Path) -> None:
     """Write a model of transformers into `folder`, as transformers does, with the dropout rates that it came with."""
+    with own_dropout(model), _unwrapped():
+        model.save_pretrained(folder)  # type: ignore[operator]
+
+
+@contextmanager
+def own_dropout(model: nn.Module) -> Iterator[None]:
+    """Inside it, a model's configuration has the dropout rates that it came with."""
     rates: list[tuple[PretrainedConfig, dict[str, float]]] = getattr(model, _RATES, [])
     try:
         for config, own in rates:
             config.update(own)
-        with _unwrapped():
-            model.save_pretrained(folder)  # type: ignore[operator]
+        yield
     finally:
         for config, own in rates:
             config.update(dict.fromkeys(own, 0.0))

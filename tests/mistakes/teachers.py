@@ -55,6 +55,20 @@ WRITTEN = {
     "layers unsorted": Case("distill.student.layers: [2, 0]", "in rising order", "distill.student.layers=[2,0]"),
     "layers twice": Case("distill.student.layers: [2, 2]", "each layer once", "distill.student.layers=[2,2]"),
     "no layers": Case("distill.student.layers: []", "such as [0, 2, 4]", "distill.student.layers=[]"),
+    **{
+        f"{key}={value}": Case(
+            f"distill.student.{key}: {value!r}", "a share such as 50%", f"distill.student.{key}={value}"
+        )
+        for key, value in (("heads", 0), ("neurons", "half"), ("channels", "0%"))
+    },
+    "importance of nothing": Case(
+        "distill.student: importance=fisher", "Leave importance out", "distill.student.importance=fisher"
+    ),
+    "importance of random weights": Case(
+        "random weights are all alike",
+        "Leave importance out",
+        "'distill.student={heads: 1, weights: random, importance: fisher}'",
+    ),
     "match of something": Case(
         "distill.match.0.what: expected 'hidden_mse'", "or 'attention'", matched("what: hidden_states")
     ),
@@ -279,6 +293,15 @@ FOUND = {
     ),
     "a layer that is not there": Case(
         "distill.student.layers: there is no layer 9", "the last one being 4", LORA + "distill.student.layers=[0,9]"
+    ),
+    "more heads than there are": Case(
+        "distill.student.heads=99: the backbone has", "Write distill.student.heads=", LORA + "distill.student.heads=99"
+    ),
+    "no head": Case("leaves none", "Write distill.student.heads=2", LORA + "distill.student.heads=1%"),
+    "heads of a BERT": Case(
+        "so that heads and channels go together",
+        "Write distill.student.heads=2 and distill.student.channels=",
+        MASKED + "distill.teacher.id=masked model.id=masked distill.student.heads=2",
     ),
     "layers that are one": Case(
         "distill.student.layers: AlbertConfig",

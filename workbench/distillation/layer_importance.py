@@ -54,12 +54,12 @@ def choose(model: PreTrainedModel, stack: Sequence[str], kept: Sequence[int], co
         batch: Of the training rows.
     """
     left, changes, batch = list(range(len(stack))), [], batch.to(next(model.parameters()).device)
-    whole_ND = _last_hidden(model, batch)
+    whole_ND = last_hidden(model, batch)
     tails = dict[nn.Module, Any]()
 
     def change(skipped: set[int]) -> float:
         with _skipping(model, [stack[number] for number in skipped], tails):
-            return float((_last_hidden(model, batch) - whole_ND).square().mean() / whole_ND.square().mean())
+            return float((last_hidden(model, batch) - whole_ND).square().mean() / whole_ND.square().mean())
 
     while len(left) > max(count, len(kept)):
         gone = {*range(len(stack))} - {*left}
@@ -73,15 +73,21 @@ def choose(model: PreTrainedModel, stack: Sequence[str], kept: Sequence[int], co
     return Layers(left, changes)
 
 
-def _last_hidden(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+def last_hidden(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Last hidden states of all real tokens (N, D) in float32, or of whole pictures."""
     hidden = model.base_model(**batch.inputs)[0].float()
-    mask_BL = batch.inputs.get("decoder_attention_mask", batch.inputs.get("attention_mask"))
-    if mask_BL is None and batch.lengths_B is not None:
-        mask_BL = torch.arange(batch.width, device=hidden.device) < batch.lengths_B[:, None]
+    mask_BL = real_tokens(batch)
     if mask_BL is None or mask_BL.shape != hidden.shape[:2]:
         return hidden.flatten(0, 1)  # type: ignore[no-any-return]
-    return hidden[mask_BL.bool()]  # type: ignore[no-any-return]
+    return hidden[mask_BL]  # type: ignore[no-any-return]
+
+
+def real_tokens(batch: MicroBatch) -> Tensor | None:
+    """Which tokens (B, L) are not padding; None for pictures."""
+    mask_BL = batch.inputs.get("decoder_attention_mask", batch.inputs.get("attention_mask"))
+    if mask_BL is None and batch.lengths_B is not None:
+        return torch.arange(batch.width, device=batch.lengths_B.device) < batch.lengths_B[:, None]
+    return None if mask_BL is None else mask_BL.bool()
 
 
 def _influence(

@@ -21,7 +21,7 @@ from workbench.config.sections.distill_config import TEACHER, StudentConfig
 from workbench.data.batching import Examples
 from workbench.data.images.picture_reader import PROCESSOR
 from workbench.data.tagged_rows import TagSet
-from workbench.distillation import layer_importance
+from workbench.distillation import layer_importance, student_width
 from workbench.distillation.layer_importance import Layers
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
@@ -91,6 +91,8 @@ def make(
                 model.config.get_text_config().vocab_size = len(origin.tokenizer)
                 model = _rebuilt(model)
         _keep_layers(model, student)
+        if student.narrower:
+            model = student_width.plan(model, student).skeleton
         if weights and student.weights == "random":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(config.seed)  # the initial values of its family
@@ -106,16 +108,21 @@ def make(
                 backbone = backbones.load(precise, origin.tokenizer, task=origin.task).model
                 model = adapters.merge(adapters.load(backbone, origin.adapter), origin.method)
                 model.to(origin.dtype)  # type: ignore[arg-type]
-            important = None
+            important, facts = None, dict[str, Any]()
             if student.by_importance:
                 assert rows is not None, "whoever asks for weights has rows"
                 found = _important_layers(model, student, rows)
                 important = [each.kept for each in found]
+                facts = {"layers": important, "changes": [each.changes for each in found]}
                 if callback is not None:
                     callback.say(f"Layers that it keeps: {'; '.join(', '.join(map(str, each)) for each in important)}.")
-                if run is not None:
-                    run.note(student={"layers": important, "changes": [each.changes for each in found]})
             _keep_layers(model, student, important)
+            if student.narrower:
+                assert rows is not None, "whoever asks for weights has rows"
+                model, kept_by_layer = student_width.narrowed(model, student, student_width.rows_to_read(rows))
+                facts = {**facts, **kept_by_layer}
+            if run is not None and facts:
+                run.note(student=facts)
         # Without a head of its own, what the recipe puts its fresh head on: BERT's body with its pooler.
         kept: Any = model if origin.headed else model.base_model
         with files.new_folder(folder) as aside:
@@ -231,6 +238,10 @@ def _keep_layers(model: PreTrainedModel, student: StudentConfig, important: list
             for number in reversed(numbers):
                 if number not in chosen:
                     del layers[number - numbers[0]]
+            for number, layer in enumerate(layers):
+                for module in layer.modules():
+                    if "layer_idx" in vars(module):  # its place in the cache of keys and values
+                        module.layer_idx = number
     # The saved configuration has to build the layers that are left.
     wanted, rebuilt = _described(model), _described(_rebuilt(model))
     odd = next((name for name in {**wanted, **rebuilt} if wanted.get(name) != rebuilt.get(name)), None)

@@ -36,6 +36,7 @@ STUDENT = "student"
 """Where, in a run directory, a student's backbone stands that was made of another one."""
 
 _LAYERS = re.compile(r"(every|first|last|important)-([1-9]\d*)|(important)-(100|[1-9]\d?)%")
+_SHARE = re.compile(r"(100|[1-9]\d?)%")
 
 
 class TeacherConfig(Section):
@@ -65,8 +66,26 @@ class StudentConfig(Section):
     layers: Annotated[Literal["all"] | str | tuple[NonNegativeInt, ...], Unit("numbers of layers")] = "all"
     """Which layers of the backbone the student has: important-N or important-50%, those without which the last hidden
     states of 64 training rows change most; every-N, first-N, last-N, or a list, the first layer being 0."""
+    heads: Annotated[int | str, Unit("attention heads")] = "all"
+    """Attention heads that each layer keeps: a number, a share such as 50%, or all. Heads that share their keys and
+    values stay or go together."""
+    neurons: Annotated[int | str, Unit("neurons")] = "all"
+    """Neurons that the MLP of each layer keeps: a number, a share such as 50%, or all."""
+    channels: Annotated[int | str, Unit("channels")] = "all"
+    """Channels of the hidden states that are kept throughout: a number, a share such as 50%, or all."""
+    importance: Literal["activations", "fisher"] = "activations"
+    """Which heads, neurons and channels stay, by 64 training rows: those with the largest activations, or those with
+    the largest squared product of value and gradient."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """Initial weights: those of model.id, or random ones."""
+
+    @field_validator("heads", "neurons", "channels", mode="before")
+    @classmethod
+    def _counted(cls, kept: Any) -> Any:
+        share = isinstance(kept, str) and (kept == "all" or _SHARE.fullmatch(kept))
+        if not share and (type(kept) is not int or kept < 1):
+            raise ValueError(f"{kept!r}: write all, a number such as 4, or a share such as 50%.")
+        return kept
 
     @field_validator("layers")
     @classmethod
@@ -85,7 +104,32 @@ class StudentConfig(Section):
     def _fitting(self) -> Self:
         if self.by_importance and self.weights == "random":
             raise ValueError(f"layers={self.layers}: random weights are all alike. Write layers=first-N.")
+        if self.importance != "activations" and (self.weights == "random" or not self.narrower):
+            why = "all heads, neurons and channels stay. Leave importance out, or write distill.student.neurons=50%."
+            why = "random weights are all alike. Leave importance out." if self.narrower else why
+            raise ValueError(f"importance={self.importance}: {why}")
         return self
+
+    @property
+    def narrower(self) -> bool:
+        """Whether heads, neurons or channels go."""
+        return {self.heads, self.neurons, self.channels} != {"all"}
+
+    def width(self, of: Literal["heads", "neurons", "channels"], whole: int, together: int = 1) -> int:
+        """How many of `whole` heads, neurons or channels stay, which go `together` by so many. Raises ValueError where
+        the setting leaves none, or asks for more or others."""
+        wanted: int | str = getattr(self, of)
+        if wanted == "all":
+            return whole
+        groups = wanted / together if isinstance(wanted, int) else round(whole * int(wanted[:-1]) / 100 / together)
+        if groups == int(groups) and 0 < (kept := int(groups) * together) <= whole:
+            return kept
+        shared = f", of which {together} at a time share keys and values" if together > 1 else ""
+        near = min(max(1, round(groups)) * together, whole)
+        raise ValueError(
+            f"distill.student.{of}={wanted}: the backbone has {whole} {of}{shared}, and this leaves "
+            f"{'none' if groups == 0 else f'{groups * together:g}'}. Write distill.student.{of}={near}."
+        )
 
     @property
     def by_importance(self) -> bool:
