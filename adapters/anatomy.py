@@ -17,11 +17,50 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
+def language_model(model: nn.Module) -> str:
+    """Path of the part that reads text where towers for pictures or sound stand beside it; empty where there are none.
+
+    Rows of text run nothing else, so that what methods name is in it, and the towers stay as they are.
+    """
+    from transformers import PretrainedConfig
+
+    whole: Any = model
+    config = getattr(model, "config", None)
+    if not isinstance(config, PretrainedConfig) or config.is_encoder_decoder or reads_pictures(model):
+        return ""
+    if config.get_text_config(decoder=True) is config:
+        return ""
+    decoder = whole.get_decoder()
+    return next((name for name, module in model.named_modules() if module is decoder), "")
+
+
+def text_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules of the language model by path in the whole; all modules where no towers stand beside it."""
+    inside = language_model(model)
+    return list(model.get_submodule(inside).named_modules(prefix=inside))
+
+
+def towers(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters of towers and projectors: what stands beside the language model."""
+    inside = language_model(model)
+    if not inside:
+        return []
+    own = {id(each) for each in model.get_submodule(inside).parameters()}
+    return [each for each in model.get_submodule(inside.rpartition(".")[0]).parameters() if id(each) not in own]
+
+
+def about_towers(model: nn.Module) -> list[str]:
+    """A sentence on the towers, where the model has some."""
+    values = sum(each.numel() for each in towers(model))
+    sentence = f"{values:,} parameters of towers and projectors beside the language model stay as they are"
+    return [sentence] if values else []
+
+
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a transformer, whatever is around it, as its family names them."""
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     # Base classes count, too: FSDP2 replaces the class of a block by a subclass.
-    return [module for module in model.modules() if any(each.__name__ in names for each in type(module).__mro__)]
+    return [module for _, module in text_modules(model) if any(each.__name__ in names for each in type(module).__mro__)]
 
 
 def blocks(model: nn.Module) -> list[list[str]]:
@@ -42,7 +81,7 @@ def _stacks(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
     of_timm = _is_timm(model)
     stacks: list[tuple[str, nn.Module]] = []
-    for name, module in model.named_modules():
+    for name, module in text_modules(model):
         if name.startswith(tuple(f"{stack}." for stack, _ in stacks)):
             continue
         sequence = isinstance(module, nn.Sequential) and all(any(each.children()) for each in module)  # in timm
@@ -190,7 +229,7 @@ def task(model: PreTrainedModel) -> str | None:
         return "SEQ_CLS"
     if model.config.is_encoder_decoder:
         return "SEQ_2_SEQ_LM"
-    return "CAUSAL_LM" if name.endswith(("ForCausalLM", "LMHeadModel")) else None
+    return "CAUSAL_LM" if model.can_generate() or name.endswith(("ForCausalLM", "LMHeadModel")) else None
 
 
 def fresh_heads(model: PreTrainedModel) -> list[str]:

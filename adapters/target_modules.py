@@ -22,6 +22,7 @@ from workbench.adapters.anatomy import (
     is_linear,
     linear_modules,
     task,
+    text_modules,
 )
 from workbench.adapters.method import ExtraParameters, Method
 from workbench.errors import ConfigError
@@ -58,7 +59,7 @@ class OnLayers(Method):
     targets: Targets = "all-linear"
     """Layers that are changed: a role, or a list of module names such as [q_proj, v_proj]. `all-linear` means the
     convolutions where the blocks have no linear layers, as in ResNet; `all-layers` is both, and what reads the pixels.
-    Depthwise convolutions are left alone."""
+    Depthwise convolutions are left alone, and so are towers for pictures or sound beside a language model."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse targets that do not exist, kinds of layers that the method does not change, and what `misfit` says."""
@@ -161,7 +162,7 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
         if targets == "convolutions" or (targets == "all-linear" and not linear):
             chosen = convolutions(model)
         if targets == "all-layers":
-            chosen = [*linear, *(name for name, module in model.named_modules() if is_convolution(module))]
+            chosen = [*linear, *(name for name, module in text_modules(model) if is_convolution(module))]
         chosen = [path for path in chosen if not _forbidden(model, path)]
         if not chosen and (experts := fused_experts(model)):
             raise ConfigError(
@@ -175,6 +176,11 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
             raise ConfigError(f"adapter.targets: {targets} matches no {kind} of {type(model).__name__}.{cure}")
         return short_names(model, chosen)
     everywhere = _by_name(model)
+    outside = {path for path, _ in model.named_modules()} - {path for path, _ in text_modules(model)}
+
+    def beside(name: str) -> bool:
+        return any(matches(path, name) for path in outside)
+
     unknown = [name for name in targets if not any(matches(path, name) for path in everywhere)]
     if unknown:
         leaves = {_leaf(name) for name in everywhere}
@@ -183,6 +189,7 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
             f"adapter.targets: no linear layer of {type(model).__name__} is called {', '.join(unknown)}. "
             f"Nearest: {', '.join(near or sorted(leaves))}. Roles: attention, mlp, all-linear"
             f"{', convolutions, all-layers' if convolutions(model) else ''}."
+            f"{' Rows of text do not run the towers beside the language model.' * any(map(beside, unknown))}"
         )
     named = {name: [path for path in everywhere if matches(path, name)] for name in targets}
     if forbidden := [name for name, paths in named.items() if all(_forbidden(model, path) for path in paths)]:
@@ -191,7 +198,7 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
             f"adapter.targets: PEFT does not change {', '.join(forbidden)} of {type(model).__name__}, whose kernels "
             f"read the weight past an adapter. Write adapter.targets={f'[{others}]' if others else 'all-linear'}."
         )
-    return list(targets)
+    return list(targets) if not any(map(beside, targets)) else sorted(set(itertools.chain(*named.values())))
 
 
 def _forbidden(model: PreTrainedModel, path: str) -> bool:
@@ -224,7 +231,7 @@ def _by_name(model: PreTrainedModel) -> list[str]:
     head = model.get_output_embeddings()
     return [
         name
-        for name, module in model.named_modules()
+        for name, module in text_modules(model)
         if (is_linear(module) or is_convolution(module)) and module is not head
     ]
 

@@ -46,8 +46,10 @@ class Full(Method):
         return []
 
     def release(self, model: PreTrainedModel) -> None:
-        """Let every weight train, but those that are pruned."""
+        """Let every weight train, but those that are pruned, and towers, which rows of text do not run."""
         model.requires_grad_(True)
+        for each in anatomy.towers(model):
+            each.requires_grad_(False)
         if self.sparsity is None:
             return
         import torch

@@ -77,7 +77,7 @@ class BitFit(Partial):
 
     def parameters(self, model: PreTrainedModel) -> list[str]:
         """Names of parameters that end in bias, as those of some experts do (down_proj_bias)."""
-        body = f"{inside}." if (inside := anatomy.body(model)) else ""
+        body = f"{inside}." if (inside := anatomy.language_model(model) or anatomy.body(model)) else ""
         left_out = [*_heads(model), *anatomy.unread(model)]
         return [
             name
@@ -201,7 +201,7 @@ class LayerNorm(Method):
 def _norms(model: PreTrainedModel) -> list[str]:
     """Paths of the modules that are called a norm by their class and have a vector of weights."""
     norm_paths, unread = [], anatomy.unread(model)
-    for name, module in model.named_modules():
+    for name, module in anatomy.text_modules(model):
         weights = dict(module.named_parameters(recurse=False))
         named = type(module).__name__.endswith(("Norm", "BatchNorm2d"))
         if named and name not in unread and "weight" in weights and weights["weight"].ndim == 1:

@@ -244,7 +244,7 @@ def _copy_adapter(source: Source, folder: Path) -> None:
 def _whole(source: Source, folder: Path) -> PreTrainedModel:
     """The merged model as it is loaded again from `folder`."""
     model = merge.merged_model(source.run, source.config, source.reference, weights=source.weights)
-    source.reference.save(model, folder)
+    merge.write(model, source.config, source.reference, folder)
     del model
     return merge.reload(folder, source.reference, weights=source.weights)
 

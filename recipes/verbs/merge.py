@@ -76,7 +76,7 @@ def merge(
     reference = implementation(config).outputs(run, config)
     model = merged_model(run, config, reference, weights=weights)
     with files.new_folder(out) as folder:
-        reference.save(model, folder)
+        write(model, config, reference, folder)
     del model
     stock = reload(out, reference, weights=weights)
     agreement = reference.error(stock, stock)
@@ -121,6 +121,13 @@ def merged_model(run: Path, config: RunConfig, reference: RunOutputs, *, weights
     model.to(DTYPES[weights])  # type: ignore[arg-type]
     model.config.dtype = DTYPES[weights]
     return model
+
+
+def write(model: PreTrainedModel, config: RunConfig, reference: RunOutputs, folder: Path) -> None:
+    """Write a whole model into `folder`, with how its backbone prepares the pictures that stand beside text."""
+    reference.save(model, folder)
+    if reference.tokenizer is not None:
+        backbones.save_processors(config.model, folder)
 
 
 def reload(folder: Path, reference: RunOutputs, *, weights: str) -> PreTrainedModel:

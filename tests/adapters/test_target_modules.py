@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tests.conftest import GROUPED, tiny
+from tests.text_families import build
 from workbench.adapters import Full, Lora, attach, target_modules
 from workbench.adapters.anatomy import is_linear
 from workbench.adapters.target_modules import about_experts, about_targets, resolve
@@ -171,3 +172,15 @@ def test_a_linear_layer_that_computes_something_else_is_none(forward: Any) -> No
             return x @ self.weight.T
 
     assert not is_linear(Other(8, 8)) and is_linear(Same(8, 4))
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_5"])
+def test_names_and_roles_mean_the_language_model_beside_a_tower(name: str) -> None:
+    model = build(name)
+    for targets in ("all-linear", "attention", ("q_proj", "v_proj")):
+        attached = attach(build(name), Lora(rank=2, targets=targets))
+        changed = [path for path, each in attached.named_parameters() if each.requires_grad]
+        assert changed and all(".language_model." in path for path in changed)
+    tower = next(path for path, each in model.named_modules() if "vis" in path and isinstance(each, torch.nn.Linear))
+    with pytest.raises(ConfigError, match="Rows of text do not run the towers"):
+        resolve(model, (tower,))

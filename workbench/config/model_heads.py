@@ -9,6 +9,7 @@ from typing import Any, Literal
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
@@ -17,6 +18,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoModelForImageTextToText,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
@@ -53,22 +55,36 @@ class ModelHead:
         return hub
 
     def auto_class(self, hub: PretrainedConfig) -> Any:
-        """The class of transformers that loads a backbone with this head.
+        """The class of transformers that loads a backbone with this head: of several the one of which the checkpoint
+        is, so that one with towers for pictures is loaded whole, and its tensors keep their names.
 
         Raises:
             BackboneError: the architecture has none.
         """
         key = "pairs" if self.head == "text" and hub.is_encoder_decoder else self.head
         wanted, classes = _CLASSES[key]
-        for mapping, auto in classes:
-            if type(hub) in mapping or auto.__name__ in getattr(hub, "auto_map", {}):
+        fitting = [
+            (mapping, auto)
+            for mapping, auto in classes
+            if type(hub) in mapping or auto.__name__ in getattr(hub, "auto_map", {})
+        ]
+        for mapping, auto in fitting if len(fitting) > 1 else ():
+            if type(hub) in mapping and mapping[type(hub)].__name__ in (hub.architectures or ()):
                 return auto
+        for _, auto in fitting:
+            return auto
         names = " or ".join(auto.__name__ for _, auto in classes)
         raise BackboneError(f"{type(hub).__name__} has no {wanted}. Take one that {names} loads.")
 
 
 _CLASSES: dict[str, tuple[str, tuple[tuple[Any, Any], ...]]] = {
-    "text": ("causal language model", ((MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),)),
+    "text": (
+        "causal language model",
+        (
+            (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
+            (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
+        ),
+    ),
     "pairs": (
         "sequence-to-sequence language model",
         ((MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoModelForSeq2SeqLM),),

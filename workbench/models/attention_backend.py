@@ -59,6 +59,10 @@ FAMILIES = ("bert", "gemma", "gpt2", "granite", "llama", "mistral", "qwen2", "qw
 """Architectures (`model_type`) for which tests show that packed rows compute what each row computes alone."""
 
 
+CARRYING = {"conv", "hybrid", "hybrid_sliding", "linear_attention"}
+"""Kinds of layers (transformers' `layer_types`) that read a sequence from its beginning on, whatever rows it has."""
+
+
 def forbid_cudnn() -> None:
     """Keep torch from using cuDNN's attention in this process."""
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -233,6 +237,9 @@ def register() -> None:
 def packing_refusal(config: PretrainedConfig, *, longest: int, rows: str = "packed rows") -> str | None:
     """Why rows cannot be packed for a backbone; None where they can. `longest`: tokens of the longest row. `rows`: what
     the reason calls the rows."""
+    config = config.get_text_config()
+    if carrying := sorted(CARRYING & {*(getattr(config, "layer_types", None) or ())}):
+        return f"its layers of {carrying[0]} carry a state along, from one of the {rows} into the next"
     if config.model_type not in FAMILIES:
         return f"{config.model_type} is none of the architectures that are known to read {rows}"
     attention = getattr(config, "_attn_implementation", None)

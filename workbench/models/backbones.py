@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,7 +19,9 @@ from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, VIDEO_PROCESSOR_NAME
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from workbench.adapters import anatomy, stock
@@ -256,6 +259,7 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, t
         notes.append(semi_structured.sentence(model))
     if weights in QUANTISED:
         weight_formats.replace(model, weights, compute)
+    notes += anatomy.about_towers(model)
     return Backbone(_prepared(model, anatomy.fresh_heads(model), stored, compute), weights, compute, 0, notes)
 
 
@@ -336,6 +340,7 @@ def load(
         else:
             weight_formats.settle(model, compute)
         notes += weight_formats.notes(model, weights)
+    notes += anatomy.about_towers(model)
     model = _prepared(model, fresh, stored, compute)
     return Backbone(model, weights, compute, weight_formats.weight_bytes(model), notes)
 
@@ -504,6 +509,17 @@ def require_weights(config: ModelConfig) -> None:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         for name in sorted(names):
             safe_open(folder / name, framework="pt")
+
+
+def save_processors(config: ModelConfig, folder: Path) -> None:
+    """Copy how a backbone prepares pictures and sound into the `folder` of a model made of it; nothing where it reads
+    text alone."""
+    for name in (PROCESSOR_NAME, IMAGE_PROCESSOR_NAME, VIDEO_PROCESSOR_NAME):
+        found = cached_file(
+            source_path(config), name, _raise_exceptions_for_missing_entries=False, **source_arguments(config)
+        )
+        if found is not None and not (folder / name).exists():
+            shutil.copyfile(found, folder / name)
 
 
 def folder_of(model: ModelConfig) -> Path:

@@ -79,7 +79,7 @@ def whole_last_block(condition: bool) -> Iterator[None]:
 
 def last_block_of(backbone: PreTrainedModel) -> nn.Module | None:
     """The last block of a backbone of LAST_BLOCK_FAMILIES; None for others."""
-    if _AS_IT_IS.get() or backbone.config.model_type not in LAST_BLOCK_FAMILIES:
+    if _AS_IT_IS.get() or backbone.config.get_text_config().model_type not in LAST_BLOCK_FAMILIES:
         return None
     blocks = anatomy.decoder_layers(backbone)
     return blocks[-1] if blocks else None

@@ -18,8 +18,10 @@ from transformers import (
     BartConfig,
     BertConfig,
     LlamaConfig,
+    LlavaConfig,
     PretrainedConfig,
     PreTrainedTokenizerBase,
+    Qwen3_5Config,
     T5Config,
     ViTConfig,
     WhisperConfig,
@@ -69,6 +71,9 @@ SENTENCES = {
     ("task", "config", "name"),
     [
         (TEXT, LlamaConfig(), "AutoModelForCausalLM"),
+        (TEXT, Qwen3_5Config(architectures=["Qwen3_5ForConditionalGeneration"]), "AutoModelForImageTextToText"),
+        (TEXT, Qwen3_5Config(architectures=["Qwen3_5ForCausalLM"]), "AutoModelForCausalLM"),
+        (TEXT, LlavaConfig(), "AutoModelForImageTextToText"),
         (TEXT, T5Config(), "AutoModelForSeq2SeqLM"),
         (TEXT, BartConfig(), "AutoModelForSeq2SeqLM"),
         (TEXT, BartConfig(is_encoder_decoder=False), "AutoModelForCausalLM"),
@@ -84,7 +89,7 @@ def test_the_architecture_and_the_task_decide_the_class(task: ModelHead, config:
 @pytest.mark.parametrize(
     ("task", "config", "cure"),
     [
-        (TEXT, ViTConfig(), "ViTConfig has no causal language model. Take one that AutoModelForCausalLM loads"),
+        (TEXT, ViTConfig(), "no causal language model. .* AutoModelForCausalLM or AutoModelForImageTextToText loads"),
         (TEXT, WhisperConfig(), "WhisperConfig has no sequence-to-sequence language model"),
         (MASKED, LlamaConfig(), "LlamaConfig has no masked language model. .* AutoModelForMaskedLM loads"),
         (INTENTS, WhisperConfig(), "no classification head. .*SequenceClassification or AutoModelForImage"),

@@ -127,7 +127,7 @@ class CachedPrefix:
         self.read += len(rows.keys)
         read = call.get(_TOKENS, call.get(_PIXELS))
         assert isinstance(read, Tensor), "its rows are known"
-        length = self.states.length(rows.keys[0]) if _PIXELS in call else read.shape[1]
+        length = self.states.length(rows.keys[0]) if call.get(_PIXELS) is not None else read.shape[1]
         given_BLD = self.states.get(rows.keys, length)
         self._given_BLD = given_BLD.to(device=read.device, dtype=self._dtype)
 
@@ -290,8 +290,11 @@ def rows_of(
 
 
 def stack_of(backbone: PreTrainedModel, block: nn.Module) -> nn.Module:
-    """The innermost module around a block that reads tokens or pixels; every call of the backbone goes through it."""
-    around = [each for each in backbone.modules() if any(part is block for part in each.modules())]
+    """The innermost module around a block that reads tokens or pixels; every call of the backbone goes through it. A
+    language model beside towers gets embeddings from the module around it."""
+    inside = tuple(anatomy.language_model(backbone).split())
+    outside: list[nn.Module] = [each for name, each in backbone.named_modules() if not name.startswith(inside)]
+    around = [each for each in outside if any(part is block for part in each.modules())]
     read = {_TOKENS, _PIXELS}
     return next(each for each in reversed(around) if read & set(inspect.signature(each.forward).parameters))
 
