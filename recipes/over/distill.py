@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from peft import PeftModel
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench import adapters, evaluation
@@ -28,6 +29,7 @@ from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import (
+    cache_gap,
     on_policy,
     served_teacher,
     student_costs,
@@ -37,6 +39,7 @@ from workbench.distillation import (
     teacher_sources,
     teachers,
 )
+from workbench.distillation.cache_gap import CacheGap, GapProbe
 from workbench.distillation.feature_matching import FeatureMatching
 from workbench.distillation.student_costs import Measurable
 from workbench.distillation.student_loss import Teacher, distillation_loss
@@ -44,7 +47,7 @@ from workbench.distillation.teacher_cache import CachedTeacher
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.distillation.token_alignment import Alignment, UniversalTeacher
 from workbench.errors import BackboneError, ConfigError
-from workbench.models import backbones
+from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
 from workbench.recipes.over import distill_answers, distill_control, distill_peers
@@ -129,7 +132,8 @@ def require_teachable(
     if section.peers is not None:
         student_loss.require_peers_in_one_bank(base)
     if section.cache.folder is not None:
-        teacher_cache.require_usable(section, data.train, teacher_cache.identity(section, source, tokenizer))
+        known = teacher_cache.with_k(section)
+        teacher_cache.require_usable(known, data.train, teacher_cache.identity(known, source, tokenizer))
     if section.teacher.url is not None and not cached:
         if hub.is_encoder_decoder:
             raise ConfigError(
@@ -295,7 +299,7 @@ def cache(
     Args:
         run: Is told about the teacher; None outside of a run.
     """
-    section, folder = config.distill, config.distill.cache.folder
+    section, folder = teacher_cache.with_k(config.distill), config.distill.cache.folder
     assert folder is not None
     ranks = ALONE if run is None else run.ranks
     wanted = teacher_cache.identity(section, source, tokenizer)
@@ -311,18 +315,37 @@ def cache(
             run.note(distill={"teacher": section.teacher.id, "url": section.teacher.url})
     elif lacking:
         assert source is not None, "without one an unfinished cache is refused"
+        starts = None if section.cache.sampled or not ranks.first else _student_logits(base, data.train, tokenizer)
         callback.say(f"Asking the teacher, {source.name}, about every training row ...")
         with source.named_in_errors():
             live = teachers.alone(source, base, tokenizer)
         device = next(live.models[0].model.parameters()).device
+        lost: CacheGap | None = None
+        if starts is not None:
+            size = len(tokenizer)
+            told = cache_gap.teacher_log_probs(data.train, live, section, vocabulary=size, device=device)
+            probe = GapProbe(starts, told, section)
+            lost = probe.smallest(gap) if (gap := section.cache.gap) else probe.at(min(section.cache.kept, size))
+            callback.say(lost.sentence)
+        if section.cache.gap is not None:
+            k = ranks.agreed(None if lost is None else lost.k)
+            section = section.model_copy(update={"cache": section.cache.model_copy(update={"k": k})})
+            wanted = teacher_cache.identity(section, source, tokenizer)
         asking = teacher_cache.LiveQuestions(data.train, live, section, len(tokenizer), 8192, device, ranks)
-        teacher_cache.write(folder, data.train, asking, wanted, callback=callback, ranks=ranks)
+        facts = None if lost is None else lost.facts
+        teacher_cache.write(folder, data.train, asking, wanted, callback=callback, ranks=ranks, lost=facts)
         if run is not None:
             _note(config, base, run, source, live, data, tokenizer, callback)
     cached = CachedTeacher(folder, data.train, section, wanted)
     if run is not None:
         run.note(distill={**run.manifest.get("distill", {}), "cache": cached.facts})
     return cached
+
+
+def _student_logits(base: RunConfig, train: TokenizedSet, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """What the student says at its start, of a few rows; it is gone afterwards."""
+    student = backbones.load(base.model, tokenizer, task=model_heads.of(base)).model
+    return cache_gap.student_logits(train, student, output_heads.find(student, student), vocabulary=len(tokenizer))
 
 
 def _no_packing(source: TeacherSource | None, read: Examples) -> str | None:

@@ -13,7 +13,7 @@ from workbench.config.expansions import distill_expansion
 from workbench.config.sections.distill_config import STUDENT, Distance
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
-from workbench.distillation import students
+from workbench.distillation import students, teacher_cache
 from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.recipes.load import Recipe, load
@@ -48,7 +48,8 @@ def distill_cache(recipe: Recipe, overrides: Sequence[str] = (), *, callback: Ca
         callback: Shows progress.
 
     Returns:
-        Facts about the cache: its `folder`, how many `tokens` it has, `bytes_per_token`, and more.
+        Facts about the cache: its `folder`, how many `tokens` it has, `bytes_per_token`, the `gap_share` of the live
+        divergence that it loses, and more.
 
     Raises:
         ConfigError: The recipe is no distillation of text, names no folder, or its teacher cannot teach the student.
@@ -76,6 +77,9 @@ def distill_cache(recipe: Recipe, overrides: Sequence[str] = (), *, callback: Ca
         template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
         data = tokenized.load(base.data, tokenizer, template, seed=base.seed)
         distill.require_teachable(config, base, source, tokenizer, template, data)
+        if teacher_cache.missing(section.cache.folder) and not section.cache.sampled and section.teacher.url is None:
+            # Its weights, by whose start it is told what the cache loses.
+            students.make(config, source, Path(aside) / STUDENT, weights=True, rows=data.train, callback=callback)
         return distill.cache(config, base, source, None, data, tokenizer, callback).facts
 
 

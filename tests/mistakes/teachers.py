@@ -91,6 +91,15 @@ WRITTEN = {
     "draws and another loss": Case(
         "distill: samples", "write distill.loss=forward_kl", "distill.cache.sampled=true distill.loss=reverse_kl"
     ),
+    "a gap and k": Case(
+        "gap=0.01 finds the smallest k, and k=8 is given", "Leave one", CACHED + "distill.cache.gap=0.01"
+    ),
+    "a gap of draws": Case(
+        "draws lose nothing", "Leave gap or", "'distill.cache={folder: c, gap: 0.1, sampled: true}'"
+    ),
+    "a gap of no cache": Case("distill.cache: gap", "Write distill.cache.folder", LORA + "distill.cache.gap=0.1"),
+    "a gap of all": Case("distill.cache.gap", "less than 1", LORA + "'distill.cache={folder: c, gap: 1}'"),
+    "no gap": Case("distill.cache.gap", "greater than 0", LORA + "'distill.cache={folder: c, gap: 0}'"),
     "universal and a cache": Case("distill: loss=universal", "leave distill.cache", CACHE + "distill.loss=universal"),
     "classes and a cache": Case("distill: of=classify", "leave distill.cache and on_policy out", CLASSES + CACHE),
     "classes and peers": Case("distill: peers", "write of=sft", OF_CLASSES + "distill.peers=2"),
@@ -175,6 +184,9 @@ WRITTEN = {
     "an address of classes": Case("teacher.url", "Write of=sft", SERVED + CLASSES + CACHE),
     "an address and draws": Case(
         "teacher.url", "Leave distill.cache.sampled out", SERVED + CACHED + "distill.cache.sampled=true"
+    ),
+    "an address and a gap": Case(
+        "teacher.url", "Write distill.cache.k=20", SERVED + LORA + "'distill.cache={folder: c, gap: 0.1}'"
     ),
     "an address and a temperature": Case(
         "teacher.url", "Leave distill.temperature out", SERVED + CACHED + "distill.temperature=2"
@@ -387,6 +399,11 @@ FOUND = {
     ),
     "another tokenizer's": Case("tokenizer: digest", "delete this one", CACHED + "model.new_tokens=[<a>]"),
     "at another temperature": Case("temperature: 1.0 there, 2.0", "delete this", CACHED + "distill.temperature=2"),
+    "of an unknown gap": Case(
+        "distill.cache.gap=1e-06: cache keeps 8 tokens",
+        "a higher gap",
+        LORA + "'distill.cache={folder: cache, gap: 0.000001}'",
+    ),
     "of other data": Case(
         "distill.cache.folder=cache knows nothing of 10 of 10 training rows, such as other.jsonl",
         "Write another folder, or add these rows",

@@ -184,14 +184,14 @@ class ServedQuestions:
         """The likeliest tokens at the supervised positions of some rows."""
         each = [self.train[int(index)] for index in rows]
         scored = self.teacher.likeliest(
-            [[int(token) for token in row.input_ids] for row in each], min(self.config.cache.k, self.vocabulary)
+            [[int(token) for token in row.input_ids] for row in each], min(self.config.cache.kept, self.vocabulary)
         )
         pairs = zip(each, scored, strict=True)
         return [tops[place] for row, tops in pairs for place in np.flatnonzero(np.asarray(row.supervised)[1:])]
 
     def _pack(self, tops: Sequence[Top]) -> Packed:
         """As `teacher_cache.pack_likeliest` packs whole distributions."""
-        k, kept = min(self.config.cache.k, self.vocabulary), []
+        k, kept = min(self.config.cache.kept, self.vocabulary), []
         for top in tops:
             known = [token for token in top if token < self.vocabulary]
             if len(known) < k:

@@ -163,7 +163,7 @@ class CacheIdentity(NamedTuple):
     teacher: str | None  # a digest of its weights, or where on the hub they are
     tokenizer: str  # a digest
     temperature: str
-    k: str
+    k: str | None  # None: whatever meets `distill.cache.gap`
     dtype: str | None  # type of the log-probabilities; None for sampled tokens, which have none
     kind: Literal["likeliest", "draws"]
     name: str | None = None  # the teacher, as the configuration names it: told, but not compared
@@ -176,7 +176,8 @@ class CacheIdentity(NamedTuple):
 def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: PreTrainedTokenizerBase) -> CacheIdentity:
     """The cache that a configuration asks for. `source`: the teacher; None where a server teaches, or nobody says who
     made the cache. `tokenizer`: the student's, which wrote the rows."""
-    sampled, k = config.cache.sampled, config.cache.k
+    sampled, k = config.cache.sampled, config.cache.kept
+    chosen = str(k if sampled else min(k, len(tokenizer)))
     words = [tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
     teacher = name = None
     if config.teacher.url is not None:
@@ -196,7 +197,7 @@ def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: Pre
         teacher=teacher,
         tokenizer=_digest(words),
         temperature=str(config.temperature),
-        k=str(k if sampled else min(k, len(tokenizer))),
+        k=None if config.cache.gap is not None and config.cache.k is None else chosen,
         dtype=None if sampled else config.cache.dtype,
         kind="draws" if sampled else "likeliest",
         name=name,
@@ -344,12 +345,16 @@ class CachedTeacher:
         self.facts: dict[str, Any] = {
             "folder": str(folder),
             "kind": wanted.kind,
-            "k": int(wanted.k),
+            "k": int(made_by["k"]),
             "dtype": wanted.dtype,
             "tokens": positions,
             "bytes_per_token": round(sum(path.stat().st_size for path in shards) / positions, 1),
             "shards": len(self._shards),
         }
+        if wanted.kind == "likeliest":
+            rests = np.concatenate([shard.read(0, int(shard.counts.sum()))["rest"] for shard in self._shards])
+            self.facts["mass_beyond_k"] = round(float(np.exp(rests.astype(np.float64)).mean()), 6)
+        self.facts |= lost(folder)
 
     def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherSignal:
         """Teacher signal at the batch's supervised positions; `temperature` is that of the cache."""
@@ -366,6 +371,28 @@ class CachedTeacher:
 def missing(folder: Path) -> bool:
     """Whether no finished cache is there."""
     return not (folder / INDEX).exists()
+
+
+def lost(folder: Path) -> dict[str, float]:
+    """What a finished cache loses of the live divergence, where that was measured: `CacheGap.facts`."""
+    return dict(files.read_json(folder / INDEX).get("lost", {}))
+
+
+def with_k(config: DistillConfig) -> DistillConfig:
+    """The configuration with the k that a finished cache has, where `distill.cache.gap` is to find it. Raises
+    ConfigError: that cache loses more, or nobody measured it."""
+    cache = config.cache
+    if cache.gap is None or cache.folder is None or missing(cache.folder):
+        return config
+    index = files.read_json(cache.folder / INDEX)
+    share, k = index.get("lost", {}).get("gap_share"), int(index.get("made_by", {}).get("k", 0))
+    if share is None or share > cache.gap:
+        loses = "it is not known what that loses" if share is None else f"that loses {share:.2g} of the divergence"
+        raise ConfigError(
+            f"distill.cache.gap={cache.gap:g}: {cache.folder} keeps {k} tokens, and {loses}. Write another "
+            "distill.cache.folder, or a higher gap."
+        )
+    return config.model_copy(update={"cache": cache.model_copy(update={"k": k})})
 
 
 def made_by(folder: Path) -> str | None:
@@ -410,13 +437,14 @@ def write(
     *,
     callback: Callback,
     ranks: Ranks = ALONE,
+    lost: Mapping[str, float] | None = None,
 ) -> None:
     """Ask a teacher about the rows of `train` that no shard in `folder` has, and finish the cache.
 
     The same rows in the same order make the same files, whether it was interrupted in between or not, and however many
     processes ask. Raises ConfigError: `folder` holds the cache of another configuration, or something else; Stopped:
     the callback asked for it; finished shards are kept. `ranks`: the processes that ask together; the first of them
-    writes.
+    writes. `lost`: what the cache loses, kept beside it.
     """
     assert wanted.teacher is not None, "who asks a teacher knows which"
     shard_by_path = intact(folder, wanted) if ranks.first else {}
@@ -440,7 +468,8 @@ def write(
             raise Stopped(f"Stopped after shard {done} of {len(shards)} of {folder}. Run again to go on there.")
     if ranks.first:
         sizes = {path.name: path.stat().st_size for path in sorted(shard_by_path)}
-        files.write_json(folder / INDEX, {"made_by": shard_by_path[min(shard_by_path)].made_by, "shards": sizes})
+        index = {"made_by": shard_by_path[min(shard_by_path)].made_by, "shards": sizes}
+        files.write_json(folder / INDEX, index | ({"lost": lost} if lost else {}))
     ranks.wait()
 
 
@@ -468,7 +497,9 @@ class LiveQuestions:
             if cache.sampled:
                 # A row's samples depend on the row alone, and not on those beside it.
                 pairs = zip(keys_R[indices], counts_R[indices], strict=True)
-                uniform_Nk = np.concatenate([np.random.default_rng(int(key)).random((n, cache.k)) for key, n in pairs])
+                uniform_Nk = np.concatenate(
+                    [np.random.default_rng(int(key)).random((n, cache.kept)) for key, n in pairs]
+                )
                 parts = [
                     pack_draws(signal.log_probs(hidden, vocabulary=self.vocabulary), uniform)
                     for *hidden, uniform in chunks(
@@ -477,7 +508,9 @@ class LiveQuestions:
                 ]
             else:
                 parts = [
-                    pack_likeliest(signal.log_probs(hidden, vocabulary=self.vocabulary), k=cache.k, dtype=cache.dtype)
+                    pack_likeliest(
+                        signal.log_probs(hidden, vocabulary=self.vocabulary), k=cache.kept, dtype=cache.dtype
+                    )
                     for hidden in chunks(signal.vocabulary, *signal.tensors)
                 ]
             own.append((_joined(parts), min(self.vocabulary, *signal.vocabularies)))

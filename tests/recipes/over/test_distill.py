@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import workbench
 from tests.conftest import write_questions
@@ -22,8 +23,11 @@ from workbench.config import RunConfig
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.config.yaml_text import dump_yaml
 from workbench.data import starter
+from workbench.data.batching import evenly_spaced
+from workbench.data.text import tokenized
+from workbench.data.text.row_encoder import row_encoder
 from workbench.errors import ConfigError, Stopped
-from workbench.models import exported
+from workbench.models import backbones, exported
 from workbench.recipes.load import load
 from workbench.recipes.over import distill_verbs
 from workbench.recipes.verbs.evaluate import evaluate
@@ -159,8 +163,56 @@ def test_a_cache_is_made_by_a_verb_of_its_own_and_needs_no_teacher_afterwards(
     config = _config(short_stories, rows, distill={"teacher": {"id": str(teachers["lora"])}, "cache": cache})
     with Terminal(quiet=True) as terminal:
         facts = distill_verbs.distill_cache(config, callback=terminal)
-    assert facts["bytes_per_token"] < 100
+    assert facts["bytes_per_token"] < 100 and facts["k"] == 16
     _run(_config(short_stories, rows, distill={"cache": cache}), tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_cache_says_what_it_loses_and_keeps_as_much_as_is_asked_for(
+    short_stories: str, rows: Path, teachers: dict[str, Path], tmp_path: Path
+) -> None:
+    cache = {"folder": str(tmp_path / "cache"), "gap": 0.02, "dtype": "float32"}
+    teacher = {"id": str(teachers["full"])}
+    config = _config(short_stories, rows, distill={"teacher": teacher, "temperature": 2.0, "cache": cache})
+    with Terminal(quiet=True) as terminal:
+        facts = distill_verbs.distill_cache(config, callback=terminal)
+    base = config.model_copy(update={"recipe": "sft"})
+    tokenizer = AutoTokenizer.from_pretrained(teachers["full"] / "adapter")
+    template = row_encoder(base, backbones.hub_config(base.model), tokenizer)
+    train = tokenized.load(config.data, tokenizer, template, seed=config.seed).train
+    models = [
+        AutoModelForCausalLM.from_pretrained(path).eval() for path in (short_stories, teachers["full"] / "adapter")
+    ]
+    live, cached, count = 0.0, {facts["k"]: 0.0, facts["k"] - 1: 0.0}, 0
+    for number in evenly_spaced(len(train), 8):
+        row = train[int(number)]
+        at = np.flatnonzero(row.supervised[1:])
+        with torch.no_grad():
+            q, p = (
+                (model(torch.from_numpy(row.input_ids)[None]).logits[0, at].double() / 2).softmax(-1)
+                for model in models
+            )
+        live += 4 * float((p * (p / q).log()).sum())
+        order, count = p.argsort(-1, descending=True), count + len(at)
+        for k in cached:
+            kept = [each.gather(1, order[:, :k]) for each in (q, p)]
+            q_k, p_k = (torch.cat([each, 1 - each.sum(-1, keepdim=True)], 1) for each in kept)
+            cached[k] += 4 * float((p_k * (p_k / q_k).log()).sum())
+    lost = {k: (live - value) / live for k, value in cached.items()}
+    assert facts["live_divergence"] == pytest.approx(live / count, rel=1e-5)
+    assert facts["gap"] == pytest.approx((live - cached[facts["k"]]) / count, abs=1e-5)
+    assert lost[facts["k"]] <= 0.02 < lost[facts["k"] - 1] and 0 < facts["mass_beyond_k"] < 1
+    run = _run(_config(short_stories, rows, distill={"temperature": 2.0, "cache": cache}), tmp_path / "run")
+    noted = json.loads((run / "manifest.json").read_text())["distill"]["cache"]
+    assert {name: noted[name] for name in ("k", "gap", "gap_share")} == {
+        name: facts[name] for name in ("k", "gap", "gap_share")
+    }
+    with pytest.raises(
+        ConfigError, match=rf"gap=0.001: .*cache keeps {facts['k']} tokens, and that loses 0.0.*higher gap"
+    ):
+        _run(
+            _config(short_stories, rows, distill={"temperature": 2.0, "cache": {**cache, "gap": 1e-3}}), tmp_path / "no"
+        )
 
 
 @pytest.mark.nightly(but=["schedules"])

@@ -184,12 +184,33 @@ class CacheConfig(Section):
 
     folder: Path | None = None
     """Folder of the teacher's outputs for the training rows; null: the teacher runs in every step."""
-    k: Annotated[PositiveInt, Unit("tokens")] = 64
-    """Likeliest tokens that are kept of each position, with the mass of all others; or draws, where `sampled`."""
+    k: Annotated[PositiveInt | None, Unit("tokens")] = None
+    """Likeliest tokens that are kept of each position, with the mass of all others; or draws, where `sampled`. null:
+    64, or as many as `gap` asks for."""
+    gap: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the live divergence that the cache may lose, such as 0.01: the smallest k that keeps the others, for the
+    student at its start, on 256 tokens of 8 rows."""
     dtype: Literal["float16", "float32"] = "float16"
     """Type of the log-probabilities in the cache."""
     sampled: bool = False
     """Keep k draws instead of the k likeliest tokens: an unbiased estimate of forward_kl (Anshumann et al. 2025)."""
+
+    @property
+    def kept(self) -> int:
+        """`k`, or its default; not to be asked where `gap` is to find it."""
+        return 64 if self.k is None else self.k
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if self.gap is None:
+            return self
+        if self.k is not None:
+            raise ValueError(f"gap={self.gap:g} finds the smallest k, and k={self.k} is given. Leave one of them out.")
+        if self.sampled:
+            raise ValueError("gap is of the likeliest tokens; draws lose nothing on average. Leave gap or sampled out.")
+        if self.folder is None:
+            raise ValueError("gap is of a cache, and there is none. Write distill.cache.folder=FOLDER.")
+        return self
 
 
 class OnPolicyConfig(Section):
@@ -372,6 +393,8 @@ class DistillConfig(Section):
             return "teacher.url: the server is asked once, before training. Write distill.cache.folder=FOLDER."
         if self.cache.sampled:
             return "teacher.url: a server tells the likeliest tokens, and draws none. Leave distill.cache.sampled out."
+        if self.cache.gap is not None:
+            return "teacher.url: a server does not tell what the other tokens lose. Write distill.cache.k=20, not gap."
         if self.temperature != 1:
             return "teacher.url: a server tells probabilities at temperature 1. Leave distill.temperature out."
         return None
