@@ -25,8 +25,10 @@ PRINTED = {"json", "longest_row", "plot"}
 LAUNCHED = {"devices"}
 """A launcher's: a script that it starts calls the same function in each process."""
 VERBS = {
-    **{name: name for name in ("run", "check", "features", "plan", "distill_cache", "predict", "generate", "sample")},
+    **{name: name for name in ("check", "features", "plan", "predict", "generate", "sample")},
+    **{name: name for name in ("distill_cache", "distill_student")},
     **{name: name for name in ("adopt", "merge", "export", "combine", "blend", "compare", "doctor")},
+    "run": "run run_each",
     "data": "data_report",
     "lr": "find_learning_rate",
     "evaluate": "evaluate win_rate benchmark",

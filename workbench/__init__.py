@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from workbench.models.backbones import tokenizer as load_tokenizer
     from workbench.models.output_heads import find as output_head
     from workbench.recipes.load import load as load_recipe
-    from workbench.recipes.over.distill_verbs import distill_cache
+    from workbench.recipes.over.distill_verbs import distill_cache, distill_student
     from workbench.recipes.own_training import fit, fit_bank
     from workbench.recipes.tasks.sft.text_run import token_loss
     from workbench.recipes.verbs.adopt import adopt
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from workbench.recipes.verbs.combine import combine_runs as combine
     from workbench.recipes.verbs.data_report import data_report
     from workbench.recipes.verbs.doctor import examine as doctor
+    from workbench.recipes.verbs.each_value import run_each
     from workbench.recipes.verbs.evaluate import evaluate
     from workbench.recipes.verbs.export import export
     from workbench.recipes.verbs.features import features
@@ -69,6 +70,7 @@ __all__ = [
     "compare",
     "data_report",
     "distill_cache",
+    "distill_student",
     "doctor",
     "encode_rows",
     "evaluate",
@@ -94,6 +96,7 @@ __all__ = [
     "register_method",
     "register_task",
     "run",
+    "run_each",
     "sample",
     "save_adapter",
     "token_loss",
@@ -110,6 +113,7 @@ _PLACES = {
     "compare": "report.pages:compare",
     "data_report": "recipes.verbs.data_report:data_report",
     "distill_cache": "recipes.over.distill_verbs:distill_cache",
+    "distill_student": "recipes.over.distill_verbs:distill_student",
     "doctor": "recipes.verbs.doctor:examine",
     "encode_rows": "data.text.tokenized:encode",
     "evaluate": "recipes.verbs.evaluate:evaluate",
@@ -134,6 +138,7 @@ _PLACES = {
     "predict": "recipes.verbs.generate:predict",
     "register_method": "adapters:register",
     "register_task": "config.task_facts:register",
+    "run_each": "recipes.verbs.each_value:run_each",
     "sample": "recipes.verbs.sample:sample",
     "save_adapter": "adapters:save",
     "token_loss": "recipes.tasks.sft.text_run:token_loss",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -50,7 +51,7 @@ from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
-from workbench.recipes.over import distill_answers, distill_control, distill_peers
+from workbench.recipes.over import distill_answers, distill_control, distill_peers, student_start
 from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.task import MembersAtOnce
 from workbench.recipes.tasks.sft import text_run
@@ -114,14 +115,15 @@ def require_teachable(
     if source is not None:
         teacher_sources.require_comparable(section, source, base, tokenizer, template, data.train)
         if isinstance(template, MlmEncoder):
-            _require_whole_vocabulary(source, tokenizer)
+            for each in source.each:
+                _require_whole_vocabulary(each, tokenizer)
     if source is not None and not cached:
         with source.named_in_errors():
             taught_by = backbones.skeleton(source.model, task=task)
         if section.match:
             FeatureMatching(section.match, backbones.skeleton(base.model, task=task), taught_by, seed=base.seed)
     if section.loss == "universal" and source is not None:
-        if len(source.adapters) > 1:
+        if source.models > 1:
             raise ConfigError("distill.loss=universal listens to one teacher. Name one as distill.teacher.id.")
         Alignment(data.train, _read_by(source, base), tokenizer, source.tokenizer()).require_enough()
     if base.batch.packing is True and source is not None and section.cache.folder is None:
@@ -218,12 +220,14 @@ def _costs(
     def beside() -> Iterator[Measurable]:
         if live is None:
             return
-        teacher = teachers.load(live, base, tokenizer, model=student.model, backbone=backbone)
-        total = adapters.count(teacher.backbone).total - (own if teacher.shared else 0)
         other = config.distill.loss == "universal" or config.distill.answers is not None
-        theirs = live.tokenizer() if other else None
-        read = rows if theirs is None else [student_costs.in_other_tokens(row, tokenizer, theirs) for row in rows]
-        yield measurable(teacher.models, teacher.backbone, read, parameters=total)
+        for each in live.each:
+            teacher = teachers.load(each, base, tokenizer, model=student.model, backbone=backbone)
+            total = adapters.count(teacher.backbone).total - (own if teacher.shared else 0)
+            theirs = each.tokenizer() if other else None
+            read = rows if theirs is None else [student_costs.in_other_tokens(row, tokenizer, theirs) for row in rows]
+            yield measurable(teacher.models, teacher.backbone, read, parameters=total)
+            del teacher
 
     sizes = student_costs.sizes(base, run, live)
     me = measurable(alone, backbone, rows, parameters=size)
@@ -263,10 +267,11 @@ def supervise(
             if section.loss == "universal":
                 teacher = universal = _universal(base, source, live, data, tokenizer)
                 read = universal.alignment.teacher_train
-                run.note(distill={"teacher": source.name, "aligned": universal.share_aligned})
+                run.note(distill={**source.facts, "aligned": universal.share_aligned})
             else:
                 teacher = live
                 _note(config, base, run, source, live, data, tokenizer, callback)
+        _tell_start(config, run, len(data.held_out), tokenizer, callback)
         if section.on_policy.share:
             write = on_policy.shared(on_policy.writer(model, tokenizer, section.on_policy), run.ranks)
             stop = evaluation.stop_tokens(tokenizer, data.train)
@@ -283,6 +288,26 @@ def supervise(
         )
 
     return signal
+
+
+def expected(
+    config: RunConfig, base: RunConfig, source: TeacherSource | None, student: text_run.TextRun
+) -> tuple[float | None, float]:
+    """Held-out losses of a teacher in the student's tokens, if there is one, and of taking all tokens to be alike."""
+    guess = math.log(len(student.tokenizer))
+    if source is None or config.distill.loss == "universal" or config.distill.answers is not None:
+        return None, guess
+    with source.named_in_errors():
+        return teachers.alone(source, base, student.tokenizer).loss(student.data.held_out), guess
+
+
+def _tell_start(config: RunConfig, run: Run, rows: int, tokenizer: PreTrainedTokenizerBase, callback: Callback) -> None:
+    """Say what training starts from, once that is scored, by the first process."""
+    start = files.read_json(run.path / "before.json").get("scores", {}).get("loss") if run.ranks.first else None
+    if start is not None:
+        teacher, guess = run.manifest.get("distill", {}).get("teacher_loss"), math.log(len(tokenizer))
+        for sentence in student_start.in_words(config, student=start, teacher=teacher, guess=guess, rows=rows):
+            callback.say(sentence)
 
 
 def cache(
@@ -369,7 +394,7 @@ def _note(
         return
     callback.say("Scoring the teacher ...")
     rows: TokenizedSet = data.held_out
-    facts: dict[str, Any] = {"teacher": source.name, "teacher_loss": live.loss(rows)}
+    facts: dict[str, Any] = {**source.facts, "teacher_loss": live.loss(rows)}
     of_sets = named_sets.scored(rows, lambda own: {"loss": live.loss(rows.subset(own))})
     start = files.read_json(run.path / "before.json").get("scores")
     if start is not None:

@@ -53,8 +53,8 @@ def writer(config: RunConfig, source: TeacherSource | None) -> AnswerWriter:
     name = f"distill.teacher.id={source.name}"
     if source.config is not None and not source.config.task.writes_text:
         raise ConfigError(f"{name}: recipe {source.config.recipe} writes no text. Name a run of recipe sft.")
-    if len(source.adapters) > 1 or (source.config is not None and source.config.crossvalidates):
-        raise ConfigError(f"{name}: {len(source.adapters)} adapters write no answer together. Name one run.")
+    if source.models > 1 or (source.config is not None and source.config.crossvalidates):
+        raise ConfigError(f"{name}: {source.models} models write no answer together. Name one run.")
     if source.hub_config().is_encoder_decoder:
         raise ConfigError(
             f"{name}: answers are drawn from causal models, and this is an encoder-decoder. Name another."

@@ -29,7 +29,7 @@ from workbench.losses.class_losses import criterion
 from workbench.models import backbones, classifier
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier
-from workbench.recipes.over import distill_control
+from workbench.recipes.over import distill_control, student_start
 from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.tasks.classify import class_run
 from workbench.runs import provenance
@@ -81,8 +81,19 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
         distill_control.tell_trained_on(source, run, callback, keys, trained_on)
     distill_control.require_useful(config, source.name, scores["teacher"], student.guessed())
     scores |= distill_control.trained(config, source, student)
-    student.train(_supervise(config, base, source, data, extra, teacher_outputs))
+    losses = {"teacher": scores["teacher"]["loss"], "guess": student.guessed()["loss"]}
+    supervise = _supervise(config, base, source, data, extra, teacher_outputs)
+    student.train(student_start.telling(config, student, supervise, **losses))
     return replace(student, measured=measured).finish(scores)
+
+
+def expected(
+    config: RunConfig, base: RunConfig, source: TeacherSource, student: class_run.ClassRun
+) -> tuple[float, float]:
+    """Held-out losses of the teacher, and of guessing."""
+    rows, labels = student.data.held_out, student.data.labels
+    (outputs_NC,), _ = class_distillation.outputs_of(config, source, labels, [rows])
+    return classification_scores.loss(labels, outputs_NC, rows.targets_NC), student.guessed()["loss"]
 
 
 def _costs(

@@ -34,10 +34,29 @@ def wanted(config: RunConfig, source: TeacherSource | None, model: ModelConfig, 
         return False
     if section.on_policy.share:
         return True  # answers are written token by token
-    student, teacher = (backbones.skeleton(each, task=head).num_parameters() for each in (model, source.model))
+    student, teacher = _operations(source, model, head)
     asked_once = not config.task.tokens or section.cache.folder is not None
-    passes = ASKED * teacher * max(1, len(source.adapters)) / ((config.train.epochs or 1) if asked_once else 1)
-    return 3 * STEP * student < STEP * student + passes
+    passes = teacher / ((config.train.epochs or 1) if asked_once else 1)
+    return 3 * student < student + passes
+
+
+def share_of_step(config: RunConfig, source: TeacherSource | None, model: ModelConfig, head: ModelHead) -> float:
+    """What a step of the control takes beside one of the student with its teacher; 0 where there is no control."""
+    if not wanted(config, source, model, head):
+        return 0.0
+    if config.distill.answers is not None or source is None:
+        return 1.0  # who taught is gone by then
+    student, teacher = _operations(source, model, head)
+    return student / (student + teacher)
+
+
+def _operations(source: TeacherSource, model: ModelConfig, head: ModelHead) -> tuple[int, int]:
+    """For each token: to train the student, and to ask all who teach it."""
+    student = backbones.skeleton(model, task=head).num_parameters()
+    teachers = (
+        backbones.skeleton(each.model, task=head).num_parameters() * max(1, len(each.adapters)) for each in source.each
+    )
+    return STEP * student, ASKED * sum(teachers)
 
 
 def trained(config: RunConfig, source: TeacherSource | None, student: SingleRun[Any, Any]) -> dict[str, Any]:
@@ -98,15 +117,13 @@ def tell_trained_on(
         held_out: What the content of each held-out row is known by.
         trained_on: The same of the rows that a run with this configuration trains on.
     """
-    if source.run is None or source.config is None or not run.ranks.first:
-        return
-    several = not source.config.crossvalidates and source.adapters
     known: set[Hashable] = set()
-    for folder in [adapter.parent for adapter in source.adapters] if several else [source.run]:
-        try:
-            known.update(trained_on(source.config_of(folder)))
-        except WorkbenchError:  # its rows have gone since it trained
-            continue
+    for each in source.each if run.ranks.first else ():
+        for folder in each.runs:
+            try:
+                known.update(trained_on(each.config_of(folder)))
+            except WorkbenchError:  # its rows have gone since it trained
+                continue
     if count := sum(key in known for key in held_out):
         run.note(distill={**run.manifest.get("distill", {}), "trained_on": {"rows": count, "of": len(held_out)}})
         callback.say(

@@ -97,7 +97,7 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
         for name, split in (("teacher", "held_out"), ("teacher_test", "test"))
         if split in named
     }
-    run.note(distill={"teacher": source.name, "teacher_loss": scores["teacher"]["loss"]})
+    run.note(distill={**source.facts, "teacher_loss": scores["teacher"]["loss"]})
     keys = [record.key for record in data.held_out.records]
     distill_control.tell_trained_on(
         source, run, callback, keys, lambda own: [row.key for row in pair_data.split_of_embeddings(own).train.records]

@@ -71,7 +71,7 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
         return replace(student, measured=measured).finish(distill_control.trained(config, source, student))
     callback.say(f"Asking the teacher, {source.name}, about the candidates of {len(data.train):,} rows ...")
     scores, said = run.ranks.agreed(_asked(base, teacher, student.data) if run.ranks.first else NOTHING)
-    run.note(distill={"teacher": source.name, "teacher_loss": scores["teacher"]["loss"]})
+    run.note(distill={**source.facts, "teacher_loss": scores["teacher"]["loss"]})
     keys = [record.key for record in data.held_out.pairs.records]
     distill_control.tell_trained_on(
         source, run, callback, keys, lambda own: [row.key for row in rerank_candidates.split(own).train.records]

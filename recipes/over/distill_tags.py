@@ -28,7 +28,7 @@ from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
 from workbench.models import backbones, exported
 from workbench.models.backbones import Backbone
-from workbench.recipes.over import distill_control
+from workbench.recipes.over import distill_control, student_start
 from workbench.recipes.single.single_run import Scores, Supervise
 from workbench.recipes.tasks.tag import TagConfig
 from workbench.recipes.tasks.tag import task as tagging
@@ -103,14 +103,23 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
         if split in sets
     }
     distill_control.require_useful(config, source.name, scores["teacher"], student.guessed())
-    run.note(distill={"teacher": source.name, "teacher_loss": scores["teacher"]["loss"]})
+    run.note(distill={**source.facts, "teacher_loss": scores["teacher"]["loss"]})
     keys = [row.words for row in data.splits.held_out.rows]
     distill_control.tell_trained_on(
         source, run, callback, keys, lambda own: [row.words for row in tagging.prepare(own)[1].train.rows]
     )
     scores |= distill_control.trained(config, source, student)
-    student.train(supervise(config, student, extra, said))
+    losses = {"teacher": scores["teacher"]["loss"], "guess": student.guessed()["loss"]}
+    student.train(student_start.telling(config, student, supervise(config, student, extra, said), **losses))
     return replace(student, measured=measured).finish(scores)
+
+
+def expected(config: RunConfig, base: RunConfig, source: TeacherSource, student: TagRun) -> tuple[float, float]:
+    """Held-out losses of the teachers together, and of guessing."""
+    tags, rows = student.data.tags, student.data.held_out
+    said = asked(find(source, config, tags), tags, {"held_out": rows})["held_out"]
+    scores = _scores(tags, rows, said, strict=base.section(TagConfig).strict)
+    return scores["loss"], student.guessed()["loss"]
 
 
 def _costs(
@@ -156,6 +165,8 @@ def find(source: TeacherSource, config: RunConfig, tags: TagSet) -> list[TagTeac
         ConfigError: They say nothing of tags, or of other ones.
     """
     name, teachers = f"distill.teacher.id={source.name}", list[TagTeacher]()
+    if source.parts:
+        return [teacher for each in source.parts for teacher in find(each, config, tags)]
     for run in [folder.parent for folder in source.adapters] or ([] if source.run is None else [source.run]):
         own = source.config_of(run)
         if own.task.name != config.task.name or own.over is not None:

@@ -1,4 +1,4 @@
-"""`check` and `distill-cache` of recipe distill."""
+"""`check`, `distill-cache` and `distill-student` of recipe distill."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from workbench.distillation import students, teacher_cache
 from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.recipes.load import Recipe, load
-from workbench.recipes.over import distill
+from workbench.recipes.over import distill, student_start
 from workbench.recipes.single import streamed_rows
+from workbench.recipes.task import implementation
 from workbench.recipes.tasks.sft.text_run import read_template
 from workbench.training.callbacks import SILENT, Callback
 
@@ -26,8 +27,8 @@ from workbench.training.callbacks import SILENT, Callback
 def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
     """Result of `inspect` for the plain run that a distillation is.
 
-    Its frozen backbone is not looked through: a student that is yet to be made has no weights, and a mistake in the
-    teacher is found without reading any.
+    Its frozen backbone is not looked through. A mistake in the teacher is found without reading weights; then a student
+    that is yet to be made is made, and scored on a few rows.
     """
     source = distill.find_teacher(config)
     with TemporaryDirectory() as aside:
@@ -36,7 +37,8 @@ def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
         unprobed = base.evaluate.model_copy(update={"probe": 0})
         inspection = inspect(base.model_copy(update={"evaluate": unprobed}))
         inspection = distill.teaching(base).taught(config, base, source, inspection)
-    return replace(inspection, notes=[_sentence(config), *inspection.notes])
+        start = student_start.checked(config, base, source, inspection.data.train, Path(aside))
+    return replace(inspection, notes=[_sentence(config), *start, *inspection.notes])
 
 
 def distill_cache(recipe: Recipe, overrides: Sequence[str] = (), *, callback: Callback = SILENT) -> dict[str, Any]:
@@ -81,6 +83,46 @@ def distill_cache(recipe: Recipe, overrides: Sequence[str] = (), *, callback: Ca
             # Its weights, by whose start it is told what the cache loses.
             students.make(config, source, Path(aside) / STUDENT, weights=True, rows=data.train, callback=callback)
         return distill.cache(config, base, source, None, data, tokenizer, callback).facts
+
+
+def distill_student(
+    recipe: Recipe, overrides: Sequence[str] = (), *, out: Path | str, callback: Callback = SILENT
+) -> None:
+    """Write the model that a student starts as, untrained, for any recipe to train: `model.id=OUT`.
+
+    Args:
+        recipe: A configuration, a YAML file, or the name of a shipped recipe of distill.
+        overrides: `key=value` words on top of a file or name.
+        out: A new folder, for a stock model and its tokenizer.
+        callback: Shows progress.
+
+    Raises:
+        ConfigError: The recipe makes no student of another model.
+
+    Examples:
+        >>> import workbench
+        >>> words = ["distill.teacher.id=starter", "distill.student.layers=first-2"]
+        >>> workbench.distill_student("distill/quickstart", words, out="student")
+        >>> workbench.check("sft/quickstart", ["model.id=student", "data.limit=40"]).steps is None
+        False
+    """
+    config, folder = load(recipe, overrides), Path(out)
+    if config.over is None or config.over.adapters or not distill_expansion.makes_student(config):
+        raise ConfigError(
+            "distill-student writes a student that recipe=distill makes of another model. Write model.id=teacher or "
+            "distill.student.layers=important-50%; any other student is model.id itself."
+        )
+    if folder.exists():
+        raise ConfigError(f"--out {folder} exists already. Name another folder, or delete it first.")
+    config = streamed_rows.local(config, say=callback.say)
+    source = distill.find_teacher(config)
+    with TemporaryDirectory() as aside:
+        base = distill_expansion.student_config(config, Path(aside))
+        students.make(config, source, Path(aside) / STUDENT, weights=False)
+        unprobed = base.evaluate.model_copy(update={"probe": 0})
+        plain = base.model_copy(update={"evaluate": unprobed})
+        train = implementation(plain).inspect(plain).data.train
+    students.make(config, source, folder, weights=True, rows=train, callback=callback)
 
 
 def _sentence(config: RunConfig) -> str:

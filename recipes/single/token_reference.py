@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,7 +71,7 @@ def find(wanted: Wanted, config: RunConfig, tokenizer: PreTrainedTokenizerBase) 
     reference = named(wanted, config)
     with _named_in_errors(wanted):
         source, name = reference.source, f"{wanted.key}={reference.source.name}"
-        if len(source.adapters) > 1 or (source.config is not None and not source.config.task.writes_text):
+        if source.models > 1 or (source.config is not None and not source.config.task.writes_text):
             assert source.config is not None
             raise ConfigError(
                 f"{name}: its run is of recipe={source.config.recipe}, which predicts no tokens as this one "
@@ -93,9 +93,6 @@ def named(wanted: Wanted, config: RunConfig) -> Reference:
 
     with _named_in_errors(wanted):
         source = teacher_sources.find(TeacherConfig(id=wanted.name, trust=wanted.trust), config.model)
-    if source.run is None:  # which says nothing of how it is stored and computed
-        same = {key: getattr(config.model, key) for key in ("weights", "compute", "attention")}
-        source = replace(source, model=source.model.model_copy(update=same))
     return Reference(source)
 
 

@@ -74,7 +74,8 @@ def _plain_bars(row: re.Match[str]) -> str:
 PYTHON = {
     "Commands": (
         "What a command does and prints, as a function that returns it.",
-        *("run", "check", "plan", "data_report", "features", "find_learning_rate", "distill_cache", "load_recipe"),
+        *("run", "run_each", "check", "plan", "data_report", "features", "find_learning_rate", "load_recipe"),
+        *("distill_cache", "distill_student"),
         *("evaluate", "win_rate", "benchmark", "predict", "generate", "sample", "load_run"),
         *("merge", "export", "combine", "blend", "compare", "adopt", "doctor"),
     ),

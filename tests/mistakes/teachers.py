@@ -241,8 +241,15 @@ FOUND = {
     "folds for text": Case("distill.teacher.id=folds", "change `of`", "distill.teacher.id=folds"),
     "classes for text": Case("distill.teacher.id=classes", "change `of`", "distill.teacher.id=classes"),
     "text for masks": Case("distill.teacher.id=lora", "change `of`", MASKED + LORA),
-    "an adapter and a model": Case("distill.teacher.id: full", "or such runs", "'distill.teacher.id=[lora, full]'"),
-    "a model and an adapter": Case("distill.teacher.id: full", "or such runs", "'distill.teacher.id=[full, lora]'"),
+    "folds and an adapter": Case("folds is a cross-validation", "Name it alone", "'distill.teacher.id=[folds, lora]'"),
+    "one of other tokens": Case("id=starter: the stu", "a teacher with the", "'distill.teacher.id=[full, starter]'"),
+    "one of classes": Case("id=classes: its run", "change `of`", "'distill.teacher.id=[lora, full, classes]'"),
+    "one of text": Case(
+        "id=lora: a run of recipe sft", "Write one of", OF_CLASSES + "'distill.teacher.id=[classes, lora]'"
+    ),
+    "a student of several": Case(
+        "is 2 models that teach together", "Write model.id=", "'distill.teacher.id=[full, stories]' model.id=teacher"
+    ),
     "each other": Case(
         "distill.teacher.id=backbone and model.id=teacher",
         "Write a model",

@@ -51,7 +51,7 @@ ALIKE = (
     "nowhere",
     "neither run nor model",
     "unfinished folds",
-    "an adapter and a model",
+    "one of other tokens",
     "vocabularies",
     "causal teacher of masks",
     "no such layer of the teacher",

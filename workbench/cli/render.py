@@ -435,8 +435,6 @@ def blended(blended: Blended, out: Path) -> None:
 
 def comparison(comparison: Comparison, out: Path) -> None:
     """Print runs as columns: measures, settings that differ, what makes them less comparable than they look; pairs."""
-    from workbench.report import pages
-
     side_by_side = table(comparison.columns, comparison.rows, right=(), framed=True)
     side_by_side.add_section()
     for row in comparison.settings:
@@ -444,11 +442,18 @@ def comparison(comparison: Comparison, out: Path) -> None:
     OUT.print(side_by_side)
     _lines(*comparison.notes)
     if comparison.paired:
-        pairs = table(pages.PAIRED_COLUMNS, comparison.paired, right=(), title="On the same rows", framed=True)
-        pairs.title_justify = "left"
-        OUT.print(pairs)
-        _lines(pages.paired_note(comparison.paired))
+        paired(comparison.paired)
     _lines(f"Plots: {out}")
+
+
+def paired(rows: Sequence[Sequence[str]]) -> None:
+    """Print differences on the same rows, as `pages.PAIRED_COLUMNS` has them."""
+    from workbench.report import pages
+
+    pairs = table(pages.PAIRED_COLUMNS, rows, right=(), title="On the same rows", framed=True)
+    pairs.title_justify = "left"
+    OUT.print(pairs)
+    _lines(pages.paired_note(rows))
 
 
 def data(report: DataReport) -> None:

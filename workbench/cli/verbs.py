@@ -71,8 +71,14 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     devices: Annotated[int | None, typer.Option(min=1, help="Train on so many of this machine together.")] = None,
     push: Annotated[str | None, typer.Option(help="Copy the finished run here, such as s3://BUCKET/RUN.")] = None,
+    each: Annotated[str | None, typer.Option(help="KEY=[VALUE, VALUE]: a run for each, side by side in --out.")] = None,
 ) -> None:
     """Train, score and report."""
+    if each is not None:
+        if devices is not None or push is not None:
+            raise ConfigError("--each runs one after another here. Leave --devices and --push out.")
+        _run_each(recipe, overrides or (), each, out, resume=resume)
+        return
     from workbench.recipes import first_look
     from workbench.recipes.load import directory
     from workbench.recipes.verbs import opening
@@ -104,6 +110,19 @@ def run(
         run_log.add(path, render.outcome(path))
         if push is not None:
             typer.echo(f"Copied to {push}")
+
+
+def _run_each(recipe: str, overrides: Sequence[str], each: str, out: Path | None, *, resume: bool) -> None:
+    from workbench.recipes.load import directory
+    from workbench.recipes.verbs.each_value import run_each
+
+    folder = out or directory(recipe, resume=resume)
+    with importing():
+        from workbench import report
+        from workbench.cli import render
+    runs = run_each(recipe, each, overrides, out=folder, resume=resume, ended=render.outcome)
+    page = folder / "comparison.html"
+    render.comparison(report.compare(runs, page), page)
 
 
 @app.command()
@@ -230,12 +249,28 @@ def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
         typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
 
 
+@app.command(name="distill-student")
+def distill_student(
+    recipe: Recipe,
+    out: Annotated[Path, typer.Option(help="A new folder for a stock model.")],
+    overrides: Overrides = None,
+) -> None:
+    """Write a student before it trains. Any recipe takes the folder as model.id."""
+    config = _loaded(recipe, overrides)
+    from workbench.cli.console import Terminal
+    from workbench.recipes.over import distill_verbs
+
+    with Terminal() as terminal:
+        distill_verbs.distill_student(config, out=out, callback=terminal)
+    typer.echo(f"Written: {out}. Train it with model.id={out}.")
+
+
 @app.command()
 def evaluate(
     run: RunFolder,
     overrides: RunSettings = None,
-    against: Annotated[Path | None, typer.Option(help="Another run, whose answers are compared: a win rate.")] = None,
-    score: Annotated[list[str] | None, typer.Option(help="With --against: a reward, as `sample` takes it.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Another run, on the same rows in pairs.")] = None,
+    score: Annotated[list[str] | None, typer.Option(help="With --against: a reward for a win rate.")] = None,
     judge: Annotated[str | None, typer.Option(help="With --against: a program; JSON pairs in, 1, 2 or 0 out.")] = None,
     judge_timeout: Annotated[float, typer.Option(min=0, help="Seconds for all verdicts.")] = 600.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="With --against: of an answer.")] = 256,
@@ -273,6 +308,15 @@ def evaluate(
         scores = evaluated(run, overrides or (), trust=trust)
         if joined().first:
             render.scores(scores)
+        return
+    if not score and judge is None and out is None:
+        from workbench.recipes.verbs.paired_evaluation import paired
+        from workbench.report import pages
+
+        pairs, notes = paired(run, against, overrides or (), trust=trust)
+        render.paired([pages.paired_row(run.name, each) for each in pairs])
+        for note in notes:
+            typer.echo(note)
         return
     from workbench.recipes.verbs.win_rate import win_rate
 

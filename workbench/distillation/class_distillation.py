@@ -99,13 +99,15 @@ def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) ->
             "distill.teacher.id=backbone: a backbone whose head starts at random knows nothing of classes. Write a run "
             "of recipe classify or crossval, or a model that has a classification head."
         )
-    folds = source.config is not None and source.config.crossvalidates
+    folds = _folded(source)
     if student.distill.teacher.out_of_fold and not folds:
         raise ConfigError(
             f"distill.teacher.out_of_fold: {source.name} is no cross-validation, so that nothing was said out of fold. "
             "Name a run of recipe crossval, or leave it out."
         )
-    teachers = [_crossval(source)] if folds else _classifiers(source, student, labels)
+    teachers = (
+        [_crossval(source)] if folds else [t for each in source.each for t in _classifiers(each, student, labels)]
+    )
     for teacher in teachers:
         name = f"distill.teacher.id={teacher.name}"
         if teacher.labels.kind != labels.kind:
@@ -132,11 +134,15 @@ def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) ->
 
 def require_one(source: TeacherSource) -> None:
     """Raise ConfigError where no single model teaches, whose layers a student's could be compared with."""
-    if (source.config is not None and source.config.crossvalidates) or len(source.adapters) > 1:
+    if _folded(source) or source.models > 1:
         raise ConfigError(
             f"distill.match compares the layers of one model, and {source.name} is several. Name one run of recipe "
             "classify, or leave distill.match out."
         )
+
+
+def _folded(source: TeacherSource) -> bool:
+    return source.config is not None and source.config.crossvalidates
 
 
 def load_one(source: TeacherSource, student: RunConfig, labels: Labels) -> Classifier:
@@ -269,12 +275,12 @@ def _first_told(
         if known:
             return dict(safetensors.load_file(path))
     callback.say(f"Asking the teacher, {source.name}, about {sum(map(len, sets.values())):,} rows ...")
-    outputs, share = _computed(config, source, data.labels, list(sets.values()))
+    outputs, share = outputs_of(config, source, data.labels, list(sets.values()))
     said = dict(zip(sets, outputs, strict=True))
     files.write_bytes(path, safetensors.save(said, {"rows": wanted}))
     facts = {name: len(rows) for name, rows in sets.items()}
     loss = classification_scores.loss(data.labels, said["held_out"], data.held_out.targets_NC)
-    run.note(distill={"teacher": source.name, "teacher_loss": loss, "rows": facts, "out_of_fold": share})
+    run.note(distill={**source.facts, "teacher_loss": loss, "rows": facts, "out_of_fold": share})
     return said
 
 
@@ -295,7 +301,7 @@ def unlabelled(config: RunConfig, data: ClassSplits, reader: RowReader) -> Label
     return labelled_data.encode(source, reader, data.labels)
 
 
-def _computed(
+def outputs_of(
     config: RunConfig, source: TeacherSource, labels: Labels, rows: Sequence[LabelledSet]
 ) -> tuple[list[Floats], float | None]:
     """Outputs (N, C) of the teachers together for each set of rows, in the student's classes.

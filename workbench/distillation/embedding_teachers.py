@@ -29,6 +29,8 @@ def find(source: TeacherSource, config: RunConfig) -> list[RunEmbedder]:
     """Those who teach together, none of them loaded. Raises ConfigError: one embeds no texts, or otherwise than what
     the student starts with. `config`: the distillation's."""
     name, teachers = f"distill.teacher.id={source.name}", list[RunEmbedder]()
+    if source.parts:
+        raise ConfigError(f"{name}: vectors of models with weights of their own have no mean. Name one of them.")
     for run in [folder.parent for folder in source.adapters] or ([] if source.run is None else [source.run]):
         own = source.config_of(run)
         if own.task.head != "hidden" or own.over is not None:

@@ -37,8 +37,8 @@ class RankingTeacher(NamedTuple):
 def find(source: TeacherSource, config: RunConfig) -> RankingTeacher:
     """Who teaches. Raises ConfigError: nobody who gives pairs of texts one score. `config`: the distillation's."""
     name = f"distill.teacher.id={source.name}"
-    if len(source.adapters) > 1:
-        raise ConfigError(f"{name}: one teacher scores pairs, and these are {len(source.adapters)}. Name one of them.")
+    if source.models > 1:
+        raise ConfigError(f"{name}: one teacher scores pairs, and these are {source.models}. Name one of them.")
     if source.run is not None:
         own = source.config_of(source.run)
         if own.task.name != config.task.name or own.over is not None:

@@ -191,7 +191,9 @@ def sizes(base: RunConfig, run: Run, source: TeacherSource | None) -> dict[str, 
     """Bytes of the files with weights that each needs, backbone and adapters. `base`: the student as a plain run."""
     whole = isinstance(base.adapter, Full)
     found = {"student": _bytes(exported.model_under(base, run.adapter), () if whole else (run.adapter,))}
-    return found | ({} if source is None else {"teacher": _bytes(source.model, source.adapters)})
+    return found | (
+        {} if source is None else {"teacher": sum(_bytes(each.model, each.adapters) for each in source.each)}
+    )
 
 
 def _bytes(model: ModelConfig, folders: Sequence[Path]) -> int:

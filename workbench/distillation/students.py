@@ -161,11 +161,12 @@ def _of_backbone(config: RunConfig, model: ModelConfig) -> _Origin:
 def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
     assert source is not None, "model.id=teacher is refused where no teacher is named"
     if config.distill.student.weights == "pretrained":
-        cure = f"Write model.id={source.model.id}, the teacher's backbone."
-        if len(source.adapters) > 1:
+        what = "the first one" if source.parts else "the teacher's backbone"
+        cure = f"Write model.id={source.model.id}, {what}."
+        if source.models > 1:
             raise ConfigError(
-                f"model.id=teacher: {source.name} is {len(source.adapters)} adapters over one backbone, which are no "
-                f"single model. {cure}"
+                f"model.id=teacher: {source.name} is {source.models} models that teach together, and a student is made "
+                f"of one. {cure}"
             )
         if source.adapters and source.config is not None and (reason := source.config.adapter.facts.no_merge):
             raise ConfigError(
@@ -176,7 +177,7 @@ def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
     tokenizer = None if config.reads_pictures else source.tokenizer()
     origin = replace(_of_backbone(config, source.model), name=name, tokenizer=tokenizer)
     trained = source.config
-    if trained is None or len(source.adapters) != 1:
+    if trained is None or source.parts or len(source.adapters) != 1:
         return origin
     (adapter,) = source.adapters
     if trained.task.labelled:
@@ -197,7 +198,7 @@ def _important_layers(model: PreTrainedModel, student: StudentConfig, rows: Exam
         ends = [number for number, each in enumerate(lists) if number == 0 or each != lists[number - 1]]
         count = len(student.chosen(len(stack)))
         kept = [*ends, len(stack) - 1] if count > len(ends) else ends
-        found.append(layer_importance.choose(model, stack, kept, count, batch))
+        found.append(layer_importance.known(model, stack, kept, count, batch))
     return found
 
 

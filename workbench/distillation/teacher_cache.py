@@ -33,7 +33,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config.sections.distill_config import DistillConfig
-from workbench.data import starter
 from workbench.data.batching import Indices, MicroBatch, micro_batches
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation.student_loss import Teacher, TeacherLogits, TeacherSignal, divergence
@@ -41,7 +40,7 @@ from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, Stopped, WorkbenchError
 from workbench.losses.chunked_loss import chunks
 from workbench.losses.divergences import log_probs, sampled_forward_kl, top_k_and_rest
-from workbench.models import backbones
+from workbench.models import backbone_source, backbones
 from workbench.runs import files
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.training.callbacks import Callback
@@ -184,15 +183,8 @@ def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: Pre
         # Its weights are not known, and the same server may have another address tomorrow.
         teacher, name = _digest(["served", config.teacher.id]), str(config.teacher.id)
     elif source is not None:
-        # Which weights, and how they are stored: a quantised teacher is another one.
-        folder = Path(starter.resolve(source.model.id)).expanduser()
-        weights: list[Any] = [source.model.values]
-        if folder.is_dir():
-            weights.append(_files(folder))
-        else:
-            commit = getattr(backbones.hub_config(source.model), "_commit_hash", None)
-            weights += [source.model.id, commit or source.model.revision or "main"]
-        teacher, name = _digest([weights, sorted(map(_files, source.adapters))]), source.name
+        digests = [_weights(each) for each in source.each]
+        teacher, name = _digest(digests[0] if len(digests) == 1 else digests), source.name
     return CacheIdentity(
         teacher=teacher,
         tokenizer=_digest(words),
@@ -202,6 +194,18 @@ def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: Pre
         kind="draws" if sampled else "likeliest",
         name=name,
     )
+
+
+def _weights(source: TeacherSource) -> list[Any]:
+    """Which weights one teacher has, and how they are stored: when quantised it is another one."""
+    folder = Path(backbone_source.located(source.model.id)).expanduser()
+    weights: list[Any] = [source.model.values]
+    if folder.is_dir():
+        weights.append(_files(folder))
+    else:
+        commit = getattr(backbones.hub_config(source.model), "_commit_hash", None)
+        weights += [source.model.id, commit or source.model.revision or "main"]
+    return [weights, sorted(map(_files, source.adapters))]
 
 
 def require_same(folder: Path, identity: Mapping[str, str], wanted: CacheIdentity) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
@@ -41,10 +42,37 @@ class TeacherSource:
     run: Path | None = None  # the run directory, or the first of several
     config: RunConfig | None = None  # configuration of that run
     trusted: Trust = field(default_factory=Trust)  # whether the code that its run directories name is executed
+    parts: tuple[TeacherSource, ...] = ()  # whose mean it is, where backbones differ; the first is also described above
+
+    @property
+    def each(self) -> tuple[TeacherSource, ...]:
+        """One after another, those that need a backbone of their own."""
+        return self.parts or (self,)
+
+    @property
+    def models(self) -> int:
+        """Models that teach together."""
+        return sum(max(1, len(each.adapters)) for each in self.each)
+
+    @property
+    def runs(self) -> list[Path]:
+        """Run directories that trained it; those of a cross-validation's members are parts of one."""
+        if self.run is None or self.config is None:
+            return []
+        several = not self.config.crossvalidates and self.adapters
+        return [adapter.parent for adapter in self.adapters] if several else [self.run]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Its name, and how weights are stored, for the manifest."""
+        stored = dict.fromkeys(backbones.stored_weights(each.model) for each in self.each)
+        return {"teacher": self.name, "weights": ", ".join(stored)}
 
     @property
     def files(self) -> dict[str, str]:
         """Digests of all files that what it says depends on."""
+        if self.parts:
+            return {path: digest for each in self.parts for path, digest in each.files.items()}
         file_digests = backbones.file_digests(self.model)
         for adapter in self.adapters:
             file_digests |= provenance.digests(adapter, title=str(adapter))
@@ -81,6 +109,8 @@ class TeacherSource:
 
     def no_packing(self, *, longest: int) -> str | None:
         """Why the teacher cannot read packed rows of up to `longest` tokens; None where it can."""
+        if self.parts:
+            return next((reason for each in self.parts if (reason := each.no_packing(longest=longest))), None)
         for folder in self.adapters:
             method = run_directory.shipped_config(folder.parent, self.trusted).adapter
             if method.facts.no_packing:
@@ -111,8 +141,8 @@ class TeacherSource:
 
 
 def find(teacher: TeacherConfig, student: ModelConfig) -> TeacherSource:
-    """The teacher that `teacher.id` names. Raises ConfigError: there is none, a run has not ended, or several are not
-    adapters over one backbone. `student`: the student's backbone, as the configuration names it."""
+    """The teacher that `teacher.id` names. Raises ConfigError: there is none, or a run has not ended. `student`: the
+    student's backbone, as the configuration names it."""
     if teacher.id is None:
         raise ConfigError("distill.teacher.id: name a teacher. Write a run directory, a folder or a hub id of a model.")
     if teacher.id == BACKBONE:
@@ -121,13 +151,13 @@ def find(teacher: TeacherConfig, student: ModelConfig) -> TeacherSource:
                 "distill.teacher.id=backbone and model.id=teacher name each other. Write a model as one of them."
             )
         # Rows of new tokens are the student's: the backbone as it came knows none.
-        return TeacherSource(BACKBONE, _stored(student.model_copy(update={"new_tokens": ()}), teacher))
+        return TeacherSource(BACKBONE, _stored(student.model_copy(update={"new_tokens": ()}), teacher, student))
     names = [teacher.id] if isinstance(teacher.id, str) else list(teacher.id)
-    sources = [_one(name, teacher) for name in names]
+    sources = [_one(name, teacher, student) for name in names]
     return sources[0] if len(sources) == 1 else _together(names, sources)
 
 
-def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
+def _one(name: str, teacher: TeacherConfig, student: ModelConfig) -> TeacherSource:
     path = Path(name).expanduser()
     if not (path / "config.yaml").is_file():
         if cure := run_directory.instead(path):
@@ -137,7 +167,8 @@ def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
                 f"distill.teacher.id={name}: there is no such run. Train it first, by the command in the first lines "
                 "of a shipped recipe, or write another run, a folder, or a hub id."
             )
-        return TeacherSource(name, _stored(ModelConfig(id=name, revision=teacher.revision), teacher))
+        plain = ModelConfig(id=name, revision=teacher.revision, attention=student.attention)
+        return TeacherSource(name, _stored(plain, teacher, student))
     if teacher.revision is not None:
         raise ConfigError(
             f"distill.teacher.revision={teacher.revision} names a branch, tag or commit on the hub, but {name} is a "
@@ -153,39 +184,42 @@ def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
         from workbench.crossval import prediction  # and all that folds need, which few teachers are
 
         folders = prediction.adapter_folders(path)
-        return TeacherSource(name, _stored(config.model, teacher), tuple(folders), path, config, trusted)
+        return TeacherSource(name, _stored(config.model, teacher, student), tuple(folders), path, config, trusted)
     exported.require_saved(path, config, classifier.reader_file(config))
     if isinstance(config.adapter, Full):
         whole = config.model.model_copy(update={"id": str((path / "adapter").resolve()), "revision": None})
-        return TeacherSource(name, _stored(whole, teacher), (), path, config, trusted)
-    return TeacherSource(name, _stored(config.model, teacher), (path / "adapter",), path, config, trusted)
+        return TeacherSource(name, _stored(whole, teacher, student), (), path, config, trusted)
+    return TeacherSource(name, _stored(config.model, teacher, student), (path / "adapter",), path, config, trusted)
 
 
 def _together(names: Sequence[str], sources: Sequence[TeacherSource]) -> TeacherSource:
-    """Several runs as one teacher."""
-    first = sources[0]
-    if len(first.adapters) != 1:
-        raise ConfigError(
-            f"distill.teacher.id: {names[0]} is no run that trained one adapter, as each of several teachers must be. "
-            "Name one teacher, or such runs."
-        )
-    for name, each in zip(names, sources, strict=True):
-        if len(each.adapters) != 1 or each.model != first.model or _recipe(each) != _recipe(first):
+    """Several as one teacher: adapters over one backbone share it, others have each their own."""
+    first, name = sources[0], ", ".join(names)
+    for each in sources:
+        if each.config is not None and each.config.crossvalidates:
             raise ConfigError(
-                f"distill.teacher.id: {name} is no single adapter over {first.model.id} as {names[0]} is. Several "
-                "teachers are adapters of one recipe over one backbone that is stored alike; name one teacher, or such "
-                "runs."
+                f"distill.teacher.id: {each.name} is a cross-validation, whose adapters teach together already. "
+                "Name it alone, or runs of one model each."
             )
-    folders = tuple(each.adapters[0] for each in sources)
-    return TeacherSource(", ".join(names), first.model, folders, first.run, first.config, first.trusted)
+    shared = all(
+        len(each.adapters) == 1 and each.model == first.model and _recipe(each) == _recipe(first) for each in sources
+    )
+    if shared:
+        return replace(first, name=name, adapters=tuple(each.adapters[0] for each in sources))
+    return replace(first, name=name, parts=tuple(sources))
 
 
 def _recipe(source: TeacherSource) -> str | None:
     return None if source.config is None else source.config.recipe
 
 
-def _stored(model: ModelConfig, teacher: TeacherConfig) -> ModelConfig:
-    return model if teacher.weights is None else model.model_copy(update={"weights": teacher.weights})
+def _stored(model: ModelConfig, teacher: TeacherConfig, student: ModelConfig) -> ModelConfig:
+    """The model as `distill.teacher.weights` stores it; null: as the student, but quantised where it was trained so."""
+    if teacher.weights is not None:
+        return model.model_copy(update={"weights": teacher.weights})
+    if model.weights in backbones.QUANTISED or (student.weights, student.compute) == ("auto", "auto"):
+        return model
+    return model.model_copy(update={"weights": student.weights, "compute": student.compute})
 
 
 def require_comparable(
@@ -207,11 +241,15 @@ def require_comparable(
     """
     name = f"distill.teacher.id={source.name}"
     single = "distill.match" if config.match else "distill.loss=universal" if config.loss == "universal" else None
-    if single and len(source.adapters) > 1:
+    if single and source.models > 1:
         raise ConfigError(
-            f"{name}: {single} compares with one teacher, and these are {len(source.adapters)} adapters. Name one of "
-            f"them, or leave {single} out."
+            f"{name}: {single} compares with one teacher, and these are {source.models} models. Name one of them, or "
+            f"leave {single} out."
         )
+    for each in source.parts:
+        require_comparable(config, each, student, tokenizer, template, train)
+    if source.parts:
+        return
     if source.config is not None and source.config.task != student.task:
         raise ConfigError(
             f"{name}: its run is of recipe={source.config.recipe}, and the student's is of={student.task.name}. "

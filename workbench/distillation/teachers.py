@@ -21,13 +21,12 @@ from workbench import adapters
 from workbench.adapters import Full, anatomy, multi_adapter
 from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.config.sections.distill_config import DistillConfig
-from workbench.data import starter
 from workbench.data.batching import MicroBatch, micro_batches
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation.student_loss import TeacherLogits
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.losses.chunked_loss import chunks
-from workbench.models import backbones, output_heads
+from workbench.models import backbone_source, backbones, output_heads
 from workbench.models.backbones import Loader
 from workbench.models.output_heads import Head
 from workbench.models.shared_model import SWITCHED, SharedModel
@@ -51,10 +50,10 @@ class TeacherModel:
 
 @dataclass(frozen=True)
 class LiveTeacher:
-    """A teacher that reads every batch."""
+    """A teacher that reads every batch, on the student's device."""
 
     models: Sequence[TeacherModel]  # several are one distribution, the mean of theirs
-    backbone: PreTrainedModel  # the model under all adapters of the teacher
+    backbone: PreTrainedModel  # the model under all adapters of the teacher; of several models the first one's
     shared: bool  # whether that is the student's: there is no second copy of its weights
     notes: list[str] = field(default_factory=list)  # sentences that a person should read
 
@@ -136,6 +135,10 @@ def alone(
     """Load the teacher on a backbone of its own. Raises BackboneError, ConfigError, FileError: the teacher cannot be
     loaded. `student`: the student as a plain run; says what the backbone is loaded for. `tokenizer`: the student's; the
     teacher's own is read where it may be another."""
+    if source.parts:
+        loaded_parts = [alone(each, student, tokenizer, loader) for each in source.parts]
+        models = [model for part in loaded_parts for model in part.models]
+        return replace(loaded_parts[0], models=models, notes=[note for part in loaded_parts for note in part.notes])
     same = source.run is None and _difference(source.model, student.model) is None
     loaded = loader(source.model, tokenizer if same else source.tokenizer(), task=model_heads.of(student))
     backbone = loaded.model
@@ -149,6 +152,8 @@ def alone(
 
 def _reason_apart(source: TeacherSource, student: RunConfig, model: nn.Module) -> str | None:
     """Why the teacher needs a backbone of its own; None where it can share the student's."""
+    if source.parts:
+        return f"{source.name} are models of their own"
     if isinstance(student.adapter, Full):
         return "adapter.method=full trains the student's every weight"
     if reason := _difference(source.model, student.model):
@@ -177,7 +182,7 @@ def _difference(teacher: ModelConfig, student: ModelConfig) -> str | None:
 
 def _deciding(model: ModelConfig) -> dict[str, Any]:
     """What decides whether two backbones have the same weights."""
-    path = Path(starter.resolve(model.id)).expanduser()
+    path = Path(backbone_source.located(model.id)).expanduser()
     return {
         "id": str(path.resolve()) if path.is_dir() else model.id,
         "revision": model.revision or "main",

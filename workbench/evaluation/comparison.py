@@ -131,6 +131,9 @@ def _row_scores(table: pd.DataFrame) -> dict[str, Floats]:
         return {"accuracy": _floats(table["right"])}
     if "label" not in table or "predicted" not in table:
         return {}
+    if "words" in table:  # which have a tag each
+        tags = zip(table["label"].str.split(), table["predicted"].str.split(), strict=True)
+        return {"word_accuracy": _floats([np.equal(label, predicted).mean() for label, predicted in tags])}
     if not prediction_table.class_names(table):
         return {"absolute_error": _floats((table["predicted"] - table["label"]).abs())}
     return {"accuracy": _floats(prediction_table.ranked(table).right_N)}

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import ModelConfig
-from workbench.config.yaml_text import read_yaml
 from workbench.data import starter
 from workbench.errors import BackboneError
-from workbench.runs import files, hub_connection
+from workbench.runs import files, hub_connection, run_directory
 
 UNREACHABLE = (
     "the hub cannot be reached and the files are not cached. Write a folder as model.id, use the shipped `starter`, or "
@@ -18,9 +17,17 @@ UNREACHABLE = (
 )
 
 
+def located(name: str) -> str:
+    """Where `model.id` is: of `starter` the shipped folder, of a run that trained every weight its model."""
+    location = starter.resolve(name)
+    run = Path(location).expanduser()
+    whole = (run / "config.yaml").is_file() and (run / "adapter" / "config.json").is_file()
+    return str(run / "adapter") if whole else location
+
+
 def source_path(config: ModelConfig) -> str:
     """A folder, or an id on the hub; raises BackboneError where it can be neither."""
-    location = starter.resolve(config.id)
+    location = located(config.id)
     folder = Path(location).expanduser()
     looks_local = location.startswith((".", "/", "~")) or location.count("/") > 1
     if looks_local and not folder.is_dir():
@@ -77,7 +84,7 @@ def require_whole(config: ModelConfig) -> None:
     run = folder if (folder / "config.yaml").is_file() else folder.parent
     adapter = files.read_json((run / "adapter" if run == folder else folder) / "adapter_config.json")
     if adapter and (run / "config.yaml").is_file():
-        under = shlex.quote(str(read_yaml(run / "config.yaml").get("model", {}).get("id", "BACKBONE")))
+        under = shlex.quote(str(run_directory.shipped_values(run).get("model", {}).get("id", "BACKBONE")))
         what = "is a run directory" if run == folder else f"is the adapter of the run {run}"
         cure = f"`workbench merge {shlex.quote(str(run))} --out FOLDER`, then model.id=FOLDER"
     elif adapter:
@@ -85,10 +92,6 @@ def require_whole(config: ModelConfig) -> None:
         what, cure = (
             f"is an adapter ({adapter.get('peft_type')} of PEFT)",
             f"`workbench adopt {shlex.quote(str(folder))} --out RUN`, and train.start=RUN beside it",
-        )
-    elif run == folder and (folder / "adapter/config.json").is_file():
-        raise BackboneError(
-            f"model.id={config.id} is a run directory. Write model.id={shlex.quote(f'{folder}/adapter')}, its model."
         )
     else:
         return

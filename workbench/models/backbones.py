@@ -427,6 +427,11 @@ def has_bfloat16_units(target: torch.device) -> bool:
     return True
 
 
+def stored_weights(config: ModelConfig) -> str:
+    """How the weights of a backbone that does not train are stored here."""
+    return _precision(config, hub_config(config), device(), trainable=False)[0]
+
+
 def _precision(
     config: ModelConfig, hub: Any, target: torch.device, *, trainable: bool
 ) -> tuple[str, torch.dtype, list[str]]:

@@ -253,8 +253,9 @@ class Plan:
 
     @property
     def once(self) -> float:
-        """Seconds before the first step in which a reference reads rows."""
-        return 0.0 if self.timed is None else self.timed.once
+        """Seconds before the first step, in which a reference reads rows or a control trains."""
+        before = 0.0 if self.timed is None else self.timed.once
+        return before + self.work.control * self.steps * (self.seconds or 0.0)
 
     @property
     def facts(self) -> dict[str, Any]:

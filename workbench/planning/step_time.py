@@ -354,6 +354,8 @@ class StepWork:
     """Tokens that such passes read in a step, before its gradients."""
     once: float = 0.0
     """Tokens that such passes read before the first step."""
+    control: float = 0.0
+    """What a step of a training takes that comes before, in as many steps, as a share of one of these."""
 
 
 @dataclass(frozen=True)

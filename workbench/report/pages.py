@@ -13,7 +13,9 @@ from typing import Any, Literal, TypeVar
 import pandas as pd
 
 from workbench.config.sections.search_config import flat
+from workbench.config.yaml_text import read_yaml
 from workbench.evaluation import comparison, held_out_losses
+from workbench.evaluation.comparison import PairedScore
 from workbench.report import (
     class_section,
     crossval_section,
@@ -170,7 +172,10 @@ def compare(runs: Sequence[Path | str], out: Path | str = "comparison.html") -> 
     names = [one.name if seen[one.name] == 1 else f"{one.name} ({one.folder})" for one in records]
     measures = [*_MEASURES, *_of_metrics(records), *_of_sets(records)]
     measures = [measure for measure in measures if any(measure.value(one) is not None for one in records)]
-    configs = [{key: str(value) for key, value in flat(one.config).items()} for one in records]
+    # What a member or a student is, and what was written of the run beside.
+    written = [flat(read_yaml(one.folder / "config.yaml")) for one in records]
+    configs = [{**known, **flat(one.config)} for known, one in zip(written, records, strict=True)]
+    configs = [{key: str(value) for key, value in each.items()} for each in configs]
     settings = [
         (key, *(config.get(key, units.NOTHING) for config in configs)) for key in dict.fromkeys(chain(*configs))
     ]
@@ -335,13 +340,17 @@ def paired(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[tup
         elif losses is not None or own is not None:
             without = names[0] if losses is None else name
             notes.append(f"{names[0]} and {name}: no paired difference of the loss, for {without} keeps none of rows.")
-        for each in scores:
-            p, (low, high) = each.p, each.interval or (None, None)
-            chance = units.NOTHING if p is None else f"{p:.4f}" if p >= _LEAST else f"< {_LEAST}"
-            bounds = units.NOTHING if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
-            means = f"{each.first:.4f}", f"{each.second:.4f}", f"{each.difference:+.4f}"
-            rows.append((name, each.name.replace("_", " "), f"{each.rows:,}", *means, bounds, chance))
+        rows += [paired_row(name, each) for each in scores]
     return rows, notes
+
+
+def paired_row(name: str, score: PairedScore) -> tuple[str, ...]:
+    """A score of the run `name` beside that of another, as PAIRED_COLUMNS has it."""
+    p, (low, high) = score.p, score.interval or (None, None)
+    chance = units.NOTHING if p is None else f"{p:.4f}" if p >= _LEAST else f"< {_LEAST}"
+    bounds = units.NOTHING if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
+    means = f"{score.first:.4f}", f"{score.second:.4f}", f"{score.difference:+.4f}"
+    return name, score.name.replace("_", " "), f"{score.rows:,}", *means, bounds, chance
 
 
 def paired_note(rows: Sequence[Sequence[str]]) -> str:

@@ -384,14 +384,21 @@ def _single(config: RunConfig, run: Run, dry: DryTask, teaching: Teaching | None
 
 def _student(config: RunConfig, run: Run) -> DryRunParts:
     from workbench.distillation import students
-    from workbench.recipes.over import distill
+    from workbench.distillation.teacher_sources import TeacherSource
+    from workbench.recipes.over import distill, distill_control
 
     section = config.distill
     base = distill_expansion.student_config(config, run.path)
+
+    def with_control(parts: DryRunParts, source: TeacherSource | None) -> DryRunParts:
+        share = distill_control.share_of_step(config, source, base.model, model_heads.of(base))
+        return parts._replace(work=replace(parts.work, control=share))
+
     asked_once = not base.task.tokens and not section.match and section.unlabelled is None
     if section.answers is not None or asked_once:  # the teacher is gone by the time the student trains, on such rows
-        students.make(config, distill.find_teacher(config), run.path / STUDENT, weights=False)
-        return _single(base, run, implementation(base).dry(base, run))
+        source = distill.find_teacher(config)
+        students.make(config, source, run.path / STUDENT, weights=False)
+        return with_control(_single(base, run, implementation(base).dry(base, run)), source)
     source = distill.find_teacher(config) if base.task.tokens and section.peers is None else None
     if source is None:
         raise ConfigError(
@@ -407,7 +414,7 @@ def _student(config: RunConfig, run: Run) -> DryRunParts:
         alone = config.model_copy(update={"distill": section.model_copy(update={"on_policy": OnPolicyConfig()})})
         return distill.supervise(alone, base, source, run, student.data, student.tokenizer, Silent(), loader)
 
-    return _single(base, run, implementation(base).dry(base, run), teaching)
+    return with_control(_single(base, run, implementation(base).dry(base, run), teaching), source)
 
 
 def of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunConfig:

@@ -23,7 +23,6 @@ MISTAKES = {
     "model.id=lonely": "lonely is an adapter (LORA of PEFT), not a backbone. Write model.id=base",
     "model.id=finished": "finished is a run directory, not a backbone. Write model.id=starter",
     "model.id=finished/adapter": "is the adapter of the run finished, not a backbone. Write model.id=starter",
-    "model.id=whole": "whole is a run directory. Write model.id=whole/adapter",
     "model.id=starter model.revision=v2": "Leave model.revision out",
     "data.train=rws.jsonl": "Did you mean `rows.jsonl`?",
     "data.test=no/rows.jsonl": "the folder no does not exist either",
@@ -65,16 +64,13 @@ for words in json.load(sys.stdin):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the commands run: rows, an adapter without its run, and two runs."""
+    """Where the commands run: rows, an adapter without its run, and a run."""
     (tmp_path / "rows.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     for name in ("lonely", "finished/adapter"):
         (tmp_path / name).mkdir(parents=True)
         saved = {"peft_type": "LORA", "base_model_name_or_path": "base"}
         (tmp_path / name / "adapter_config.json").write_text(json.dumps(saved))
-    (tmp_path / "whole/adapter").mkdir(parents=True)
-    (tmp_path / "whole/adapter/config.json").write_text("{}")
-    for name in ("finished", "whole"):
-        (tmp_path / name / "config.yaml").write_text("recipe: sft\nmodel: {id: starter}\n")
+    (tmp_path / "finished/config.yaml").write_text("recipe: sft\nmodel: {id: starter}\n")
     return tmp_path
 
 

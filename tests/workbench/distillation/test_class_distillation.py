@@ -358,7 +358,7 @@ def test_a_run_that_goes_on_reads_what_it_kept(distil: Train, taught: Path, monk
     with pytest.raises(Stopped):
         distil("broken", taught, stop=True, **own)
     with monkeypatch.context() as patch:
-        patch.setattr("workbench.distillation.class_distillation._computed", lambda *_: pytest.fail("asked again"))
+        patch.setattr("workbench.distillation.class_distillation.outputs_of", lambda *_: pytest.fail("asked again"))
         resumed = distil("broken", taught, resume=True, **own)
     assert read_losses(resumed) == read_losses(unbroken)
     scores = [score_files.of_rows(files.read_json(each / "scores.json")) for each in (resumed, unbroken)]

@@ -352,7 +352,7 @@ def test_a_teacher_that_is_a_plain_backbone(stories: str, tmp_path: Path) -> Non
 def test_several_adapters_are_no_single_model(trained: Path, weights: bool, tmp_path: Path) -> None:
     teacher = TeacherConfig(id=(str(trained), str(trained)))
     source = teacher_sources.find(teacher, ModelConfig(id="teacher"))
-    with pytest.raises(ConfigError, match=f"is 2 adapters over .* Write model.id={source.model.id}, the teacher's"):
+    with pytest.raises(ConfigError, match=f"is 2 models that .* Write model.id={source.model.id}, the teacher's"):
         _made(tmp_path / "student", _config("teacher", layers="first-2"), source, weights=weights)
     random = _made(tmp_path / "random", _config("teacher", layers="first-2", weights="random"), source)
     assert _stock(random, "CausalLM").config.num_hidden_layers == 2

@@ -65,7 +65,7 @@ def test_a_name_without_a_run_is_a_model() -> None:
     assert found.model == ModelConfig(id="owner/name", revision="v2", weights="bfloat16")
     assert (found.name, found.adapters, found.run) == ("owner/name", (), None)
     folder = str(Path(starter.resolve("starter")))
-    assert find(TeacherConfig(id=folder), MINE).model == ModelConfig(id=folder)
+    assert find(TeacherConfig(id=folder), MINE).model == ModelConfig(id=folder, weights="float32")
 
 
 def test_an_adapter_that_a_run_shipped(tmp_path: Path) -> None:
@@ -159,19 +159,47 @@ def test_several_runs_over_one_backbone(tmp_path: Path) -> None:
     assert halves.model.weights == "bfloat16"
 
 
-def test_several_that_are_no_such_runs_are_refused(tmp_path: Path) -> None:
+def test_several_with_weights_of_their_own_teach_together(tmp_path: Path) -> None:
     first = _run(tmp_path / "first")
     others = {
-        "stored": _run(tmp_path / "stored", model={"id": str(STORIES), "weights": "bfloat16"}),
         "whole": _run(tmp_path / "whole", full=True, adapter={"method": "full"}),
-        "classifier": _run(tmp_path / "classifier", recipe="classify", data={"train": "rows.csv"}),
-        "folds": _crossval(tmp_path / "folds", {"round": 0, "members": ["fold-0", "fold-1"]}),
+        "packed": _run(tmp_path / "packed", model={"id": str(STORIES), "weights": "nf4"}),
         "model": str(STORIES),
     }
     for other in others.values():
-        with pytest.raises(ConfigError) as told:
-            find(TeacherConfig(id=(first, other)), MINE)
-        assert f"{other} is no single adapter over {STORIES} as {first} is" in str(told.value)
+        found = find(TeacherConfig(id=(first, other)), MINE)
+        assert found.parts == (find(TeacherConfig(id=first), MINE), find(TeacherConfig(id=other), MINE))
+        assert found.name == f"{first}, {other}" and found.models == 2
+        assert found.files == {**found.parts[0].files, **found.parts[1].files}
+    folds = _crossval(tmp_path / "folds", {"round": 0, "members": ["fold-0", "fold-1"]})
+    with pytest.raises(
+        ConfigError, match=r"folds is a cross-validation, whose adapters teach together already\. Name it"
+    ):
+        find(TeacherConfig(id=(first, folds)), MINE)
+
+
+@pytest.mark.parametrize(
+    ("trained", "student", "asked", "found"),
+    [
+        ({}, {}, None, ("auto", "auto")),
+        ({}, {"weights": "float32"}, None, ("float32", "auto")),
+        ({}, {"compute": "float32"}, None, ("auto", "float32")),
+        ({"weights": "bfloat16", "compute": "bfloat16"}, {"weights": "float32"}, None, ("float32", "auto")),
+        ({"weights": "bfloat16"}, {}, None, ("bfloat16", "auto")),
+        ({"weights": "nf4"}, {"weights": "float32"}, None, ("nf4", "auto")),
+        ({"weights": "bfloat16"}, {"weights": "float32"}, "int8", ("int8", "auto")),
+    ],
+)
+def test_weights_are_stored_as_the_students_or_as_asked(
+    trained: dict[str, str], student: dict[str, str], asked: Any, found: tuple[str, str], tmp_path: Path
+) -> None:
+    name = _run(tmp_path / "run", model={"id": str(STORIES), **trained})
+    source = find(TeacherConfig(id=name, weights=asked), ModelConfig.model_validate({"id": "starter", **student}))
+    assert (source.model.weights, source.model.compute) == found
+    if "weights" not in trained:
+        plain = find(TeacherConfig(id=str(STORIES)), ModelConfig.model_validate({"id": "starter", **student}))
+        assert (plain.model.weights, plain.model.compute) == found
+    assert source.facts["weights"] == (found[0] if found[0] != "auto" else source.facts["weights"])
 
 
 def test_what_cannot_teach_is_told(tmp_path: Path) -> None:
@@ -357,7 +385,7 @@ def test_teachers_of_other_tasks_are_refused(
 
 def test_one_teacher_where_one_is_compared(plain: RunConfig) -> None:
     both = TeacherSource("both", plain.model, (Path("a"), Path("b")))
-    with pytest.raises(ConfigError, match=r"distill\.match compares with one teacher, and these are 2 adapters"):
+    with pytest.raises(ConfigError, match=r"distill\.match compares with one teacher, and these are 2 models"):
         Student(plain).compare(both, match=[{"what": "hidden_mse"}])
     with pytest.raises(ConfigError, match=r"distill\.loss=universal compares with one teacher"):
         Student(plain).compare(both, loss="universal")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,23 @@ def test_several_are_the_mean_of_their_probabilities(
     teacher = load(both)
     assert len(teacher.models) == 2 and teacher.shared is not alone
     each = [log_probs(adapters.load(backbones.load(both.model, None).model, folder), batch) for folder in both.adapters]
+    assert not torch.allclose(*each, atol=1e-2)
+    torch.testing.assert_close(said(teacher, batch), (sum(one.exp() for one in each) / 2).log())
+
+
+def test_models_of_their_own_are_the_mean_too(tmp_path: Path, batch: MicroBatch) -> None:
+    models, parts = list[Any](), list[TeacherSource]()
+    for seed in (3, 4):
+        model = backbones.load(run().model, None).model
+        for parameter in model.parameters():
+            parameter.data += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+        model.save_pretrained(tmp_path / str(seed))
+        backbones.tokenizer(run().model).save_pretrained(tmp_path / str(seed))
+        models.append(model)
+        parts.append(TeacherSource(str(seed), ModelConfig(id=str(tmp_path / str(seed)), **PLAIN)))
+    teacher = Student(run()).taught_by(replace(parts[0], name="both", parts=tuple(parts)))
+    assert len(teacher.models) == 2 and not teacher.shared
+    each = [log_probs(model, batch) for model in models]
     assert not torch.allclose(*each, atol=1e-2)
     torch.testing.assert_close(said(teacher, batch), (sum(one.exp() for one in each) / 2).log())
 

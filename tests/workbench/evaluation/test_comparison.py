@@ -100,6 +100,13 @@ def test_each_recipe_has_its_score(columns: dict[str, list[float]], name: str, f
     assert (found.first, found.second) == pytest.approx((first, second))
 
 
+def test_tags_are_compared_word_by_word() -> None:
+    first = pd.DataFrame({"row": [0, 1], "text": ["a b", "c d e"], "words": [["a", "b"], ["c", "d", "e"]]})
+    first = first.assign(label=["O B-X", "O O O"], predicted=["O O", "O O O"], **{"p_O": [[1, 0.9], [1, 1, 1]]})
+    (found,) = comparison.compare(first, first.assign(predicted=["O B-X", "O O B-X"]))
+    assert found.name == "word_accuracy" and (found.first, found.second) == pytest.approx((0.75, 5 / 6))
+
+
 def test_classes_of_a_row_may_stand_in_any_order_and_other_tables_say_nothing() -> None:
     several = pd.DataFrame({"row": [0, 1], "label": [["a", "b"], ["a"]], "predicted": [["b", "a"], ["b"]]})
     several = several.assign(p_a=[0.9, 0.1], p_b=[0.8, 0.9])

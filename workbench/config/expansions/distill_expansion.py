@@ -115,5 +115,7 @@ def shipped_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     shipped |= {"recipe": values.get("of") or over.of, "of": None}
     student = StudentConfig.model_validate(section.get("student") or {})
     if shipped["model"]["id"] == TEACHER or student != StudentConfig():
-        shipped["model"] = {**shipped["model"], "id": str((folder / STUDENT).resolve()), "revision": None}
+        start, whole = folder / STUDENT, folder / "adapter"  # a student that trained whole has no other backbone
+        place = whole if (whole / "config.json").is_file() and not start.is_dir() else start
+        shipped["model"] = {**shipped["model"], "id": str(place.resolve()), "revision": None}
     return shipped

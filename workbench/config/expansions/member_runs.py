@@ -45,7 +45,7 @@ _ABLE: dict[str, tuple[str, ...]] = {
 }
 """Sections, and those of their keys that members may differ in."""
 
-_APART = "Run a {recipe} for each value, and put them side by side with `workbench compare`."
+_APART = "Run a {recipe} for each value: `workbench run` with --each puts them side by side."
 _WHY = {
     "model": f"the members share one loaded backbone. {_APART}",
     "data": f"the members learn from the same rows and are measured on the same held-out rows. {_APART}",

@@ -43,8 +43,8 @@ class TeacherConfig(Section):
     """The model, run or runs that teach."""
 
     id: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """A run directory (a fine-tuned model; of a cross-validation all adapters together), several of them over one
-    backbone, a folder or hub id of a model, or `backbone`: the student's own, its adapter off. With `url`, the model's
+    """A run directory (a fine-tuned model; of a cross-validation all adapters together), a folder or hub id of a model,
+    several of these, whose mean teaches, or `backbone`: the student's own, its adapter off. With `url`, the model's
     name there."""
     url: ServerAddress | None = None
     """Address of a server that teaches, such as http://localhost:8000/v1: `workbench serve`, vLLM, or another that has
@@ -53,7 +53,7 @@ class TeacherConfig(Section):
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] | None = None
-    """How its weights are stored; null: as it was trained, and `auto` for a model that no run trained."""
+    """How its weights are stored; null: as those of `model`, but quantised where it was trained so."""
     out_of_fold: bool = False
     """With a cross-validation as teacher: label a training row by the adapters that did not train on it."""
     trust: MayExecute = False
