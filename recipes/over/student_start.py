@@ -35,7 +35,9 @@ def in_words(config: RunConfig, *, student: float, teacher: float | None, guess:
     if wanted.weights == "random" or student <= guess * (1 if config.task.tokens else MARGIN):
         return [told]
     cure = "Keep more layers, such as distill.student.layers=important-75%."
-    if wanted.layers == "all":
+    if wanted.layers == "all" and wanted.narrower:
+        cure = "Keep more of its width, such as distill.student.neurons=75%."
+    elif wanted.layers == "all":
         cure = "Name a model that was trained for this, or distill.student.weights=random."
     elif not wanted.by_importance:
         cure = "Keep the layers that matter instead, as many: distill.student.layers=important-50% or important-N."

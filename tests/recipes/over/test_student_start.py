@@ -39,6 +39,7 @@ WORSE = "begins worse than guessing"
         ("sft", {"layers": "every-2"}, 8.3, "distill.student.layers=important-50% or important-N"),
         ("sft", {"layers": [0, 3]}, 15.0, "distill.student.layers=important-50% or important-N"),
         ("sft", {"layers": "important-25%"}, 8.3, "Keep more layers, such as distill.student.layers=important-75%"),
+        ("sft", {"neurons": "25%"}, 8.3, "Keep more of its width, such as distill.student.neurons=75%"),
         ("sft", {"layers": "all"}, 8.3, "Name a model that was trained for this"),
         ("sft", {"layers": "first-2", "weights": "random"}, 8.3, None),
         ("classify", {"layers": "every-2"}, 8.3, None),
