@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from workbench.adapters import register as register_method
     from workbench.adapters import save as save_adapter
     from workbench.adapters.banks.bank import attach as attach_bank
+    from workbench.cli.each_value import run_each
     from workbench.config import RunConfig
     from workbench.config.task_facts import register as register_task
     from workbench.data.batching import global_batch, micro_batches
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from workbench.recipes.verbs.combine import combine_runs as combine
     from workbench.recipes.verbs.data_report import data_report
     from workbench.recipes.verbs.doctor import examine as doctor
-    from workbench.recipes.verbs.each_value import run_each
     from workbench.recipes.verbs.evaluate import evaluate
     from workbench.recipes.verbs.export import export
     from workbench.recipes.verbs.features import features
@@ -138,7 +138,7 @@ _PLACES = {
     "predict": "recipes.verbs.generate:predict",
     "register_method": "adapters:register",
     "register_task": "config.task_facts:register",
-    "run_each": "recipes.verbs.each_value:run_each",
+    "run_each": "cli.each_value:run_each",
     "sample": "recipes.verbs.sample:sample",
     "save_adapter": "adapters:save",
     "token_loss": "recipes.tasks.sft.text_run:token_loss",

@@ -113,8 +113,8 @@ def run(
 
 
 def _run_each(recipe: str, overrides: Sequence[str], each: str, out: Path | None, *, resume: bool) -> None:
+    from workbench.cli.each_value import run_each
     from workbench.recipes.load import directory
-    from workbench.recipes.verbs.each_value import run_each
 
     folder = out or directory(recipe, resume=resume)
     with importing():

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 import workbench
+from workbench.cli.each_value import run_each
 from workbench.cli.verbs import app
 from workbench.errors import WorkbenchError
-from workbench.recipes.verbs.each_value import run_each
 
 WORDS = ["data.train=starter/arithmetic_start.jsonl", "data.held_out=0.2", "evaluate.answers=0", "train.steps=2"]
 
