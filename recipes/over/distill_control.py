@@ -17,6 +17,7 @@ from workbench.report.teacher_worth import CONTROL
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
+from workbench.training.optim.schedules import total_steps
 
 STEP, ASKED = 6, 2
 """Operations for each parameter and token of a training step, and of a forward pass (Kaplan et al. 2020, 2.1)."""
@@ -59,16 +60,25 @@ def _operations(source: TeacherSource, model: ModelConfig, head: ModelHead) -> t
     return STEP * student, ASKED * sum(teachers)
 
 
-def trained(config: RunConfig, source: TeacherSource | None, student: SingleRun[Any, Any]) -> dict[str, Any]:
+def trained(
+    config: RunConfig, source: TeacherSource | None, student: SingleRun[Any, Any], *, more: int = 0
+) -> dict[str, Any]:
     """Scores of the control, to stand beside the student's; none where none is wanted. It is a run directory of its
-    own, `control`, which trains before the student and goes on where it stopped."""
+    own, `control`, which trains before the student and goes on where it stopped.
+
+    Args:
+        more: Rows without labels of each epoch of the student, which the control spends on rows with labels.
+    """
     if not wanted(config, source, student.config.model, student.task):
         return {}
-    run = student.run.child(CONTROL)
+    run, plain = student.run.child(CONTROL), student.config
+    if more:
+        steps = total_steps(plain, len(student.rows["train"]) + more)
+        plain = plain.model_copy(update={"train": plain.train.model_copy(update={"steps": steps})})
     if run.ranks.first:
-        member_results.opened(run, Trial(CONTROL, {}, student.config, 0))
+        member_results.opened(run, Trial(CONTROL, {}, plain, 0))
     run.ranks.wait()
-    control = student.as_member(student.config, run)
+    control = student.as_member(plain, run)
     if not run.ranks.agreed(run.adapter.exists()):
         own = "labels alone" if config.distill.answers is None else "the data's own answers"
         control.callback.say(f"Control: the same student on {own}, in control/.")

@@ -102,7 +102,7 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     distill_control.tell_trained_on(
         source, run, callback, keys, lambda own: [row.key for row in pair_data.split_of_embeddings(own).train.records]
     )
-    scores |= distill_control.trained(config, source, student)
+    scores |= distill_control.trained(config, source, student, more=len(texts))
     target_UE = vectors["train"]
     if config.distill.loss != "relation" and _projects(teachers, base):
         directions_ED, kept = embedding_teachers.principal_directions(target_UE.numpy(), _width(base))

@@ -108,7 +108,7 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     distill_control.tell_trained_on(
         source, run, callback, keys, lambda own: [row.words for row in tagging.prepare(own)[1].train.rows]
     )
-    scores |= distill_control.trained(config, source, student)
+    scores |= distill_control.trained(config, source, student, more=len(extra or ()))
     losses = {"teacher": scores["teacher"]["loss"], "guess": student.guessed()["loss"]}
     student.train(student_start.telling(config, student, supervise(config, student, extra, said), **losses))
     return replace(student, measured=measured).finish(scores)

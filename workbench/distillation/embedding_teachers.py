@@ -41,7 +41,7 @@ def find(source: TeacherSource, config: RunConfig) -> list[RunEmbedder]:
         exported.require_saved(run, own, "tokenizer.json", embedder.MODULES_FILE)
         teachers.append(RunEmbedder(run, own))
     if not teachers:
-        hub, folder = source.hub_config(), backbones.folder_of(source.model)
+        hub, folder = source.hub_config(), backbones.folder_of(source.model, more="*.json")
         try:
             section, longest = embedder.read_sentence_transformers_files(folder)
         except ConfigError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -527,12 +527,18 @@ def save_processors(config: ModelConfig, folder: Path) -> None:
             shutil.copyfile(found, folder / name)
 
 
-def folder_of(model: ModelConfig) -> Path:
-    """Where the files of a model stand on this machine; of a hub id in the hub's cache. Raises BackboneError."""
+def folder_of(model: ModelConfig, *, more: str | None = None) -> Path:
+    """Where the files of a model stand on this machine; of a hub id in the hub's cache. Raises BackboneError. `more`:
+    a pattern of files that are fetched, too."""
     location = source_path(model)
     if Path(location).is_dir():
         return Path(location)
     hub_config(model)  # which puts config.json there
+    if more is not None:
+        asked = source_arguments(model)
+        known: dict[str, Any] = {name: asked[name] for name in ("revision", "local_files_only")}
+        with loading_errors(model, "config", more):
+            return Path(snapshot_download(location, allow_patterns=more, **known))
     return Path(str(try_to_load_from_cache(location, "config.json", revision=model.revision))).parent
 
 

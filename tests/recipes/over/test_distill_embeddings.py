@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,11 +107,12 @@ def test_without_the_teacher_it_is_the_plain_run(home: Path, teacher: Path) -> N
 def test_a_student_learns_the_vectors_of_a_wider_teacher(home: Path, teacher: Path, tmp_path: Path) -> None:
     """Without a label, by principal components, and from texts of a file; its scores are those of what it ships."""
     texts = write_lines(tmp_path / "texts.jsonl", [{"text": f"{each['positive']} Or so."} for each in pairs(48)])
-    words = ["distill.alpha=1", "distill.loss=mse", "distill.control=true", "train.steps=40", "adapter={method: full}"]
+    words = ["distill.alpha=1", "distill.loss=mse", "distill.control=true", "train.epochs=6", "adapter={method: full}"]
     run = trained(home, "mse", *of(teacher), *words, f"distill.unlabelled={texts}")
     scores = read_scores(run)
     assert scores["teacher"] == pytest.approx(read_scores(teacher)["after"], rel=1e-3)
     assert np.mean(read_losses(run)[-5:]) < 0.5 * np.mean(read_losses(run)[:5])
+    assert len(read_losses(run)) == len(read_losses(run / "control")) == 6 * 7, "texts count as rows of the control"
     facts = json.loads((run / "manifest.json").read_text())
     assert 0.5 < facts["distill"]["kept"] <= 1 and facts["data"]["unlabelled"]["rows"] > 0
     assert {"student", "teacher"} <= scores["costs"].keys()
@@ -151,6 +155,20 @@ def test_a_folder_of_sentence_transformers_teaches_as_it_embeds(home: Path, teac
     found = embedding_teachers.vectors(embedding_teachers.find(source, config), rows, config)
     theirs = SentenceTransformer(MINILM, device="cpu", local_files_only=True)
     np.testing.assert_allclose(found, theirs.encode(list(rows.units.texts)), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_hub_id_teaches_as_its_folder(home: Path, tmp_path: Path) -> None:
+    """Its files are found in the hub's cache, pooling and the rest among them."""
+    kept = tmp_path / "hub" / "models--somebody--embedder"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc")
+    shutil.copytree(MINILM, kept / "snapshots" / "abc")
+    words = words_of(home, *of("somebody/embedder"))
+    asking = "import sys, workbench as w; print(w.check(w.load_recipe('embed/quickstart', sys.argv[1:])).notes)"
+    known = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    found = subprocess.run([sys.executable, "-c", asking, *words], env=known, capture_output=True, text=True)
+    assert "Vectors of 384 numbers, of the student 32, by principal components." in found.stdout, found.stderr
 
 
 @pytest.mark.slow
