@@ -325,12 +325,6 @@ def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
         teacher = workbench.run("crossval/quickstart", [*short, *folds], out=tmp_path / "teacher", quiet=True)
         few = _head("banking77_unlabelled.csv", tmp_path)
         words += ["data.limit=160", "data.held_out=0.2", f"distill.unlabelled={few}", f"distill.teacher.id={teacher}"]
-    elif name == "distill/embeddings":
-        teacher = workbench.run(
-            "embed/quickstart", [*words, "data.held_out=0.25"], out=tmp_path / "teacher", quiet=True
-        )
-        few = _head("banking77_unlabelled.csv", tmp_path)
-        words += ["data.held_out=0.25", f"distill.unlabelled={few}", f"distill.teacher.id={teacher}"]
     elif name == "distill/pictures":
         folds = ["folds.k=2", "data.limit=60", "data.test=null", "pseudo_label.unlabelled=null", "tta.views=[]"]
         teacher = workbench.run("crossval/pictures", [*short, *folds], out=tmp_path / "teacher", quiet=True)
