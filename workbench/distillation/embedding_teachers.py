@@ -28,9 +28,19 @@ Floats = npt.NDArray[np.float32]
 def find(source: TeacherSource, config: RunConfig) -> list[RunEmbedder]:
     """Those who teach together, none of them loaded. Raises ConfigError: one embeds no texts, or otherwise than what
     the student starts with. `config`: the distillation's."""
+    teachers = [teacher for each in source.each for teacher in _of_one(each, config)]
+    pooling = teachers[0].config.embed.pooling
+    if config.model.id == TEACHER and pooling != config.embed.pooling:
+        raise ConfigError(
+            f"distill.teacher.id={source.name} pools the tokens of a text by `{pooling}`, and the student, which "
+            f"starts as it is, by `{config.embed.pooling}`. Write embed.pooling={pooling}."
+        )
+    return teachers
+
+
+def _of_one(source: TeacherSource, config: RunConfig) -> list[RunEmbedder]:
+    """Adapters over one backbone, or a model."""
     name, teachers = f"distill.teacher.id={source.name}", list[RunEmbedder]()
-    if source.parts:
-        raise ConfigError(f"{name}: vectors of models with weights of their own have no mean. Name one of them.")
     for run in [folder.parent for folder in source.adapters] or ([] if source.run is None else [source.run]):
         own = source.config_of(run)
         if own.task.head != "hidden" or own.over is not None:
@@ -52,12 +62,6 @@ def find(source: TeacherSource, config: RunConfig) -> list[RunEmbedder]:
         data = config.data.model_copy(update={"max_tokens": longest})
         own = config.model_copy(update={"model": source.model, "embed": section, "data": data})
         teachers.append(StockEmbedder(folder, own))
-    pooling = teachers[0].config.embed.pooling
-    if config.model.id == TEACHER and pooling != config.embed.pooling:
-        raise ConfigError(
-            f"{name} pools the tokens of a text by `{pooling}`, and the student, which starts as it is, by "
-            f"`{config.embed.pooling}`. Write embed.pooling={pooling}."
-        )
     return teachers
 
 

@@ -179,12 +179,14 @@ def test_several_teachers_say_the_mean_of_their_similarities(home: Path, teacher
     config = load("embed/quickstart", words_of(home, *of(teacher)))
     rows = embed_run.prepare(load("embed/quickstart", words_of(home)))[1].train
     alike = []
-    for names in (str(teacher), str(other), [str(teacher), str(other)]):
+    # Of one backbone, and of several.
+    for names in (str(teacher), str(other), MINILM, [str(teacher), str(other)], [str(teacher), MINILM]):
         section = DistillConfig.model_validate({"teacher": {"id": names}})
         source = teacher_sources.find(section.teacher, config.model)
         vectors = embedding_teachers.vectors(embedding_teachers.find(source, config), rows, config)
         alike.append(vectors @ vectors.T)
-    np.testing.assert_allclose(alike[2], (alike[0] + alike[1]) / 2, atol=1e-6)
+    np.testing.assert_allclose(alike[3], (alike[0] + alike[1]) / 2, atol=1e-6)
+    np.testing.assert_allclose(alike[4], (alike[0] + alike[2]) / 2, atol=1e-6)
 
 
 def test_principal_directions_keep_what_can_be_kept() -> None:
