@@ -26,8 +26,7 @@ def require(config: RunConfig, *, devices: int, out: Path | None = None, resume:
     from workbench.training.distributed import layout_checks
 
     deadline.require_end(config.budget)
-    if config.distributed.zero != "auto":  # which a plan decides
-        layout_checks.require(config, Ranks(0, devices))
+    layout_checks.require(config, Ranks(0, devices))
     if out is not None:
         run_directory.require_free(out.expanduser(), resume=resume)
     if not resume:  # which reads what it began with

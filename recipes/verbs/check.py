@@ -65,8 +65,7 @@ def check(recipe: Recipe, overrides: Sequence[str] = ()) -> AnyInspection:
         ['a man carrying a large goose under his arm<|endoftext|>']
     """
     config = streamed_rows.local(load(recipe, overrides))
-    if config.distributed.zero != "auto":  # `run` decides that first, with a plan
-        start_checks.require(config, Ranks(0, config.distributed.together))
+    start_checks.require(config, Ranks(0, config.distributed.together))
     return _inspected(config)
 
 

@@ -17,7 +17,7 @@ from workbench.models import backbones
 from workbench.recipes.over.fleet_training import adapters
 from workbench.recipes.single import streamed_rows, token_reference
 from workbench.recipes.task import implementation, main_of
-from workbench.recipes.verbs import start_checks
+from workbench.recipes.verbs import layout, start_checks
 from workbench.recipes.verbs.start_checks import PLAIN
 from workbench.runs import deadline, files, process_memory, provenance, run_directory, units
 from workbench.runs.ranks import ALONE, Ranks, joined, launched, require_same, restarted
@@ -52,10 +52,9 @@ def run(
     resume = ranks.any(resume or (restarted() and run_directory.began_since(out, launched())))
     asked = config.data
     config = streamed_rows.local(config, ranks, callback.say)
-    solved = config.distributed.zero == "auto"
-    if solved:
-        config = ranks.agreed(_resumed(config, out) if resume else _solved(config, ranks) if ranks.first else config)
-    start_checks.require(config, ranks, memory=not resume and not solved)
+    chosen = layout.decided(config, ranks, begun=out if resume else None)
+    config = chosen.config
+    start_checks.require(config, ranks, memory=not resume and not chosen.tried)
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
     if resume and not config.sweep.over and "parts" in files.read_json(out / "decision.json"):
@@ -65,6 +64,9 @@ def run(
     if ranks.first:
         log.open(directory.path)
     callback.say(f"Run directory: {directory.path}")
+    if not ranks.alone or config.distributed.sharded:
+        callback.say(chosen.sentence(ranks.world))
+        directory.note(**{layout.NOTE: chosen.told(ranks.world)})
     clock = directory.path / "clock.json"
     try:
         directory.deadline = deadline.start(config.budget, clock, began=began, agreed=ranks.agreed)
@@ -92,23 +94,6 @@ def run(
         log.close()
         directory.close()
     return directory.home
-
-
-def _solved(config: RunConfig, ranks: Ranks) -> RunConfig:
-    """The fastest way to carry out the run that fits into the devices at hand."""
-    from workbench.recipes.verbs.plans.plan import solve
-
-    return solve(config, devices=ranks.world).require().config
-
-
-def _resumed(config: RunConfig, out: Path) -> RunConfig:
-    """Configuration with the decisions that were taken when the run began."""
-    begun = run_directory.begun(out, config)
-    train = config.train.model_copy(
-        update={name: getattr(begun.train, name) for name in ("checkpointing", "offload_activations")}
-    )
-    model = config.model.model_copy(update={"weights": begun.model.weights})
-    return config.model_copy(update={"distributed": begun.distributed, "train": train, "model": model})
 
 
 def _entered(out: Path, config: RunConfig, *, resume: bool, ranks: Ranks) -> Run:

@@ -48,7 +48,7 @@ def require_memory(config: RunConfig, ranks: Ranks) -> None:
     """
     device = backbones.device()
     memory = available(device) // ranks.here
-    if device.type != "cpu" or _state(config) < PLAIN * memory:
+    if device.type != "cpu" or state_bytes(config) < PLAIN * memory:
         return
     from workbench.recipes.verbs.plans import plan_fleet  # few runs need it
     from workbench.recipes.verbs.plans.plan import plan
@@ -65,11 +65,11 @@ def require_memory(config: RunConfig, ranks: Ranks) -> None:
         raise ConfigError(
             f"The run would need {units.size(needed)} of memory, and {units.size(memory)} are free ({largest}).\n"
             "  The fastest way that fits, if there is one, is found by: workbench plan RECIPE ... "
-            "model.weights=auto train.checkpointing=auto distributed.zero=auto"
+            "model.weights=auto train.checkpointing=auto"
         )
 
 
-def _state(config: RunConfig) -> int:
+def state_bytes(config: RunConfig) -> int:
     """Bytes of weights, and of all that is kept of those that train, about: from config.json alone."""
     try:
         model = config.model

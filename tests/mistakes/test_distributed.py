@@ -55,7 +55,6 @@ CASES = {
         "Write adapter.method=lora",
     ),
     "cut blocks and cut weights": Case(f"{CUT} distributed.zero=3", "was not tried with zero=3", "Leave zero out"),
-    "cut blocks and whatever fits": Case(f"{CUT} distributed.zero=auto", "zero=auto", "Leave zero out"),
     "cut blocks and copies": Case(
         f"{CUT} distributed.engine=fsdp2 distributed.zero=3", "zero=3, engine=fsdp2", "Leave zero and engine out"
     ),

@@ -24,7 +24,11 @@ CASES = {
         "adapter.method=dora may look at weights before they are packed",
         "Write adapter.method=lora|rslora|lora+, or distributed.zero=2",
     ),
-    "no stage of torch": ("distributed.engine=fsdp2", "engine=fsdp2 shares what zero=2 or zero=3 does", "zero is 0"),
+    "no stage of torch": (
+        "distributed.engine=fsdp2 distributed.zero=1",
+        "engine=fsdp2 shares what zero=2 or zero=3 does",
+        "zero is 1",
+    ),
     "half in the host's memory": (
         f"{ZERO3} distributed.engine=fsdp2 distributed.offload_parameters=cpu",
         "engine=fsdp2 leaves weights and the optimizer in the host's memory together",

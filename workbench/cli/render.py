@@ -276,7 +276,7 @@ def plan_parts(plan: Plan) -> Iterator[Table | Text | str]:
         peak.add_row("Python and its libraries", units.size(plan.process))
     yield from (peak, Text())
 
-    if plan.devices > 1 or plan.distributed.zero != 0:
+    if plan.devices > 1 or plan.distributed.sharded:
         elsewhere = {"host": ("in the host's memory", plan.host), "disk": ("on disk", plan.disk)}
         used = {place: told for place, told in elsewhere.items() if told[1]}
         heads = [f"{where} for each ({units.size(size * plan.devices)} in all)" for where, size in used.values()]
@@ -293,13 +293,13 @@ def plan_parts(plan: Plan) -> Iterator[Table | Text | str]:
         yield from (table(["in", "on each device", *heads], moments, right=()), Text())
 
     if len(plan.tried) > 1:
-        chosen = (plan.tokens_per_device, plan.needed, plan.seconds)
-        taken = [plan.fits and (way.tokens, way.needed, way.seconds) == chosen for way in plan.tried]
-        ways = []
-        for way, is_taken in zip(plan.tried, taken, strict=True):
-            verdict = "taken" if is_taken else "fits" if way.fits else "does not fit"
-            ways.append((way.way, f"{way.tokens:,}", units.size(way.needed), units.step(way.seconds), verdict))
-        styles = ["bold" if is_taken else None for is_taken in taken]
+        ways = [
+            (way.way, f"{way.tokens:,}", units.size(way.needed), units.step(way.seconds), way.verdict)
+            if way.tokens
+            else (way.way, "", "", "", way.verdict)
+            for way in plan.tried
+        ]
+        styles = ["bold" if way.verdict == "taken" else None for way in plan.tried]
         columns = ["tried", "tokens a pass", "memory", "a step", ""]
         yield from (table(columns, ways, right=range(1, 4), styles=styles), Text())
 
@@ -318,7 +318,7 @@ def plan_parts(plan: Plan) -> Iterator[Table | Text | str]:
         f"{plan.dry_run.flops_per_token / 1e6:,.1f} MFLOP a token{time}."
     )
     device = plan.device if plan.card is None else plan.card.name
-    where = f"{device}, zero={plan.distributed.zero}" if plan.devices > 1 else device
+    where = f"{device}, {plan.distributed.words}" if plan.devices > 1 or plan.distributed.sharded else device
     needed = f"{units.size(plan.needed)} of {units.size(plan.memory)} on {where}"
     if plan.host_memory is not None and plan.device != "cpu":
         needed += f", {units.size(plan.host_needed)} of {units.size(plan.host_memory)} of the host's memory"

@@ -101,6 +101,7 @@ class Candidate:
     needed: int  # bytes of a device
     fits: bool
     seconds: float  # seconds of a step, without the time in which devices wait for each other
+    verdict: str = ""  # taken, fits, what it lacks, or why the run would refuse it
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class Plan:
     @property
     def at_peak(self) -> dict[str, int]:
         """Bytes alive on a device at the peak of training, by what they are for."""
-        if self.distributed.zero == 0:
+        if not self.distributed.sharded:
             held = self.held("last gradients").device
             waiting = {name: size for name, size in held.items() if name == sharded_memory.WAITING}
             peak_bytes = self.dry_run.at_peak | waiting  # gradients travel when activations are gone
@@ -174,7 +175,7 @@ class Plan:
     @property
     def evaluation(self) -> int:
         """The most that is alive on a device while the held-out loss is computed."""
-        if self.distributed.zero == 0:
+        if not self.distributed.sharded:
             return self.dry_run.evaluation + self.held("forward").device.get(sharded_memory.WAITING, 0)
         standing = sum(self.dry_run.at_peak.get(name, 0) for name in (WEIGHTS, MASTERS, OPTIMIZER))
         return self.dry_run.evaluation - standing + sum(self.held("forward").device.values())
@@ -217,16 +218,17 @@ class Plan:
         return max(0, self.needed - self.memory) + self.host_missing
 
     @property
+    def lack(self) -> str:
+        """What a device or the host lacks, in words."""
+        more = self.needed - self.memory
+        return (
+            f"lacks {units.size(more)} a device" if more > 0 else f"lacks {units.size(self.host_missing)} on the host"
+        )
+
+    @property
     def fits(self) -> bool:
         """Whether there is enough memory, of each device and of the host."""
         return self.missing == 0
-
-    @property
-    def offload(self) -> str:
-        """Sentence on the states that wait outside of the devices."""
-        how = self.distributed
-        places = {"optimizer": how.offload_optimizer, "parameters": how.offload_parameters}
-        return ", ".join(f"{name} to {place}" for name, place in places.items() if place != "none") or "none"
 
     @property
     def timeline(self) -> dict[Moment, HeldBytes]:
@@ -285,7 +287,7 @@ class Plan:
             "seconds_before": None if self.seconds is None else self.once,
             "hours": hours,
             "batch": {"tokens_per_device": self.tokens_per_device, "micro_batches": dry_run.micro_batches},
-            "zero": {"stage": self.distributed.zero, "offload": self.offload},
+            "zero": {"stage": self.distributed.zero, "layout": self.distributed.words},
             "timeline": {moment: vars(held) for moment, held in self.timeline.items()},
             **({} if self.members is None else {"members": self.members.facts}),
             "tried": [vars(each) for each in self.tried],

@@ -98,11 +98,10 @@ def states(
 ) -> HeldBytes:
     """Bytes of a model's state on one of `devices`, and outside of them, without activations. `moment`: of a step.
     `passes`: Micro-batches of a step on one device."""
-    assert how.zero != "auto", "which stage is for the solver to say"
     if how.engine == "fsdp2":
         under = _under_whole_adapters if contents.apart else _fully_sharded
         return under(contents, how, devices=devices, moment=moment, passes=passes)
-    if how.zero == 0:
+    if not how.sharded:
         return _everything(contents, how, devices=devices, moment=moment)
     if how.zero == 3:
         return _cut(contents, how, devices=devices, moment=moment)
@@ -304,7 +303,7 @@ def waiting_seconds(contents: Contents, how: DistributedConfig, rates: Rates, *,
     weights = contents.weight_bytes / (contents.element if how.compression.weights == "int8" else 1)
     sharing = devices // (how.replicas * how.tensor * how.pipeline)
     others, share = (sharing - 1) / sharing, 1 / sharing
-    if how.zero in (0, 1):
+    if how.zero in ("auto", 0, 1):
         travels = 2.0 * coded
     elif how.engine == "fsdp2":  # gathered for both passes at once, or for each
         travels = passes * (coded + (1.0 if how.zero == 2 else 2.0) * weights)

@@ -1,9 +1,11 @@
 """The fastest way to carry out a run that fits: every setting left `auto`, decided.
 
-Ways are compared in one order: ZeRO 0, 1, 2, 3, the optimizer's state in the host's memory, weights there too, both on
-disk, and all of these again with elementwise operations recomputed, with a share of the blocks, and with all of them;
-each with the largest micro-batch that fits. Of those that fit the fastest is taken, of equals the first. Where none
-fits, inputs of blocks wait in the host's memory, and then weights that were left to choose are quantised.
+Ways are compared in three levels, of which the next is looked at where nothing of the one before fits: each device
+holds all; they share, by ZeRO 1, 2, 3 and FSDP2; the optimizer's state waits in the host's memory, weights there too,
+or both on disk. Each is compared with all activations kept, with elementwise operations recomputed, with a share of the
+blocks, and with all of them, with the largest micro-batch that fits. Of those that fit the fastest is taken, of equals
+the first. Where none fits, inputs of blocks wait in the host's memory; weights that were left to choose are quantised
+before the third level. Layouts that the run would refuse are told with the reason.
 
 A dry run is made with its largest and its smallest micro-batch, without recomputing, and with it where that could be
 faster. Between them bytes are taken to grow evenly with tokens and with the share of the blocks, and seconds with
@@ -13,7 +15,7 @@ arithmetic alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -86,35 +88,34 @@ class _Way(NamedTuple):
 
 
 def _best(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverChoice:
+    solvers = [_Solver(_with(config, "model", weights=weights), make_plan, timing) for weights in formats(config)]
     tried: list[_Way] = []
-    for weights in formats(config):
-        solver = _Solver(_with(config, "model", weights=weights), make_plan, timing)
-        tried += solver.ways()
-        if any(way.plan.fits for way in tried):
-            break
-    fitting = [way for way in tried if way.plan.fits]
-    if not fitting:
-        return _chosen(min(tried, key=lambda way: (way.plan.missing, way.plan.needed)), tried)
-    best = min(fitting, key=lambda way: way.plan.seconds or 0.0)
-    while not best.confirmed:
-        sure = solver.confirmed(best)
-        tried = [sure if way is best else way for way in tried]
-        fitting = [way for way in tried if way.plan.fits]
-        best = min(fitting, key=lambda way: way.plan.seconds or 0.0)
-    return _chosen(best, tried)
+    for solver, level in [*((each, level) for each in solvers for level in (0, 1)), *((each, 2) for each in solvers)]:
+        ways = solver.ways(level)
+        while fitting := [way for way in ways if way.plan.fits]:
+            best = min(fitting, key=lambda way: way.plan.seconds or 0.0)
+            if best.confirmed:
+                return _chosen(best, [*tried, *ways], solver.refused)
+            sure = solver.confirmed(best)
+            ways = [sure if way is best else way for way in ways]
+        tried += ways
+    if not tried:
+        raise ConfigError("\n  ".join(["This run cannot be shared as it is:", *solvers[0].refused.values()]))
+    return _chosen(min(tried, key=lambda way: (way.plan.missing, way.plan.needed)), tried, solvers[-1].refused)
 
 
-def _chosen(way: _Way, tried: list[_Way]) -> SolverChoice:
+def _chosen(way: _Way, tried: list[_Way], refused: Mapping[str, str]) -> SolverChoice:
     candidates = []
     for plan in (each.plan for each in tried):
         words = [plan.weights]
         if plan.checkpointing is not False:
             words.append("checkpointing" if plan.checkpointing is True else f"checkpointing={plan.checkpointing}")
         words += ["inputs of blocks to cpu"] if plan.offloaded else []
-        words += [f"zero={plan.distributed.zero}"] if plan.distributed.zero != 0 else []
-        words += [plan.offload] if plan.offload != "none" else []
-        way_in_words = ", ".join(words)
-        candidates.append(Candidate(way_in_words, plan.tokens_per_device, plan.needed, plan.fits, plan.seconds or 0.0))
+        words += [layout.words] if (layout := plan.distributed).sharded else []
+        verdict = "taken" if plan is way.plan and plan.fits else "fits" if plan.fits else plan.lack
+        tokens, seconds = plan.tokens_per_device, plan.seconds or 0.0
+        candidates.append(Candidate(", ".join(words), tokens, plan.needed, plan.fits, seconds, verdict))
+    candidates += [Candidate(words, 0, 0, False, 0.0, f"refused: {reason}") for words, reason in refused.items()]
     return SolverChoice(way.config, replace(way.plan, tried=tuple(candidates)))
 
 
@@ -124,28 +125,64 @@ class _Solver:
     def __init__(self, config: RunConfig, make_plan: PlanMaker, timing: Timing) -> None:
         self._config, self._make_plan, self._timing = config, make_plan, timing
         self._known: dict[tuple[object, ...], Plan] = {}
+        self.refused: dict[str, str] = {}
+        """Why the run would refuse some layouts, by their words."""
 
-    def ways(self) -> list[_Way]:
-        """All that are worth comparing; only the first where that fits, as nothing can be faster."""
+    def ways(self, level: int) -> list[_Way]:
+        """All of the layouts of a level that are worth comparing; only the first where that fits, as nothing can be
+        faster. Level 0: each device holds all; 1: they share; 2: states wait outside of them."""
         candidates: list[_Way] = []
+        layouts = [each for each in self._layouts if _level(each) == level]
         for checkpointing, offload in self._savings():
             if offload is True and any(way.plan.fits for way in candidates):
                 return candidates  # copies make nothing faster
             if any(way.plan.fits and (way.plan.seconds or 0.0) <= (self._first.seconds or 0.0) for way in candidates):
                 return candidates  # with fewer passes none is faster, and computing twice is none
             config = _with(self._config, "train", checkpointing=checkpointing, offload_activations=offload)
-            for layout in _layouts(config, self._first):
+            if not layouts:
+                break
+            for layout in tuple(layouts):
                 laid_out = config.model_copy(update={"distributed": layout})
                 if checkpointing not in (True, False) and any(unable_by_block(laid_out)):
                     continue
                 if isinstance(config.train.mlp_tile, int) and any(untiled_layout(laid_out)):
                     continue
                 candidates.append(self._largest(laid_out))
+                if (plan := candidates[-1].plan).needed - plan.at_peak.get(ACTIVATIONS, 0) > plan.memory:
+                    layouts.remove(layout)  # no activation that is computed again makes room enough
                 only, first = candidates[0], self._first
                 largest = only.plan.tokens_per_device == first.tokens_per_device
                 if len(candidates) == 1 and only.plan.fits and only.confirmed and largest:
                     return candidates
         return candidates
+
+    @cached_property
+    def _layouts(self) -> list[DistributedConfig]:
+        """Layouts that share the states of the model among devices, or keep them outside."""
+        given, first, over = self._config.distributed, self._first, self._config.over
+        if given.zero != "auto" or given.deepspeed is not None:
+            return [given]
+        layouts: list[DistributedConfig] = []
+        alone = over is not None and over.spread  # the others would train one member after another
+        written = {name: getattr(given, name) for name in given.model_fields_set - {"zero"}}
+        for order in [_ORDERS[0]] if alone else _ORDERS:
+            places = {order.get("offload_optimizer", "none"), order.get("offload_parameters", "none")}
+            if (
+                (order["zero"] and places == {"none"} and first.devices == 1)
+                or ("cpu" in places and "nvme" not in places and first.device == "cpu")  # whose memory is the host's
+                or ("nvme" in places and given.nvme is None)
+                or any(name in written and written[name] != order.get(name, default) for name, default in _PLAIN)
+            ):
+                continue
+            try:
+                layout = DistributedConfig.model_validate({**written, **order})
+            except ValidationError:
+                continue
+            if why := _refusal(self._config.model_copy(update={"distributed": layout}), first.devices):
+                self.refused[layout.words] = why
+            else:
+                layouts.append(layout)
+        return layouts
 
     def _savings(self) -> Iterator[tuple[Checkpointing, bool | str]]:
         """Yield how activations are kept, those that keep most first, and whether inputs of blocks wait on the host."""
@@ -286,37 +323,32 @@ def formats(config: RunConfig) -> list[str]:
     return [wanted, "nf4"]
 
 
-def _layouts(config: RunConfig, first: Plan) -> Iterator[DistributedConfig]:
-    """Layouts that share the states of the model among devices, or keep them outside."""
-    given = config.distributed
-    if given.zero != "auto":
-        yield given
-        return
-    orders: list[dict[str, Any]] = [{"zero": 0}]
-    if config.over is not None and config.over.spread:  # the others would train one member after another
-        yield DistributedConfig.model_validate({**given.model_dump(), **orders[0]})
-        return
-    if first.devices > 1:
-        orders += [{"zero": stage} for stage in (1, 2, 3)]
-    if first.device != "cpu":  # whose memory is the host's
-        orders += [{"zero": stage, "offload_optimizer": "cpu"} for stage in (2, 3)]
-        orders += [{"zero": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu"}]
-    if given.nvme is not None:
-        orders += [{"zero": 3, "offload_optimizer": "nvme", "offload_parameters": "cpu"}]
-        orders += [{"zero": 3, "offload_optimizer": "nvme", "offload_parameters": "nvme"}]
-    written = {name: getattr(given, name) for name in given.model_fields_set - {"zero"}}
-    for order in orders:
-        if any(
-            name in written and written[name] != order.get(name, "none")
-            for name in ("offload_optimizer", "offload_parameters")
-        ):
-            continue
-        try:
-            layout = DistributedConfig.model_validate({**written, **order})
-            layout_checks.require(config.model_copy(update={"distributed": layout}), Ranks(0, first.devices))
-        except (ValidationError, ConfigError):
-            continue
-        yield layout
+_PLAIN = [("engine", "deepspeed"), ("offload_optimizer", "none"), ("offload_parameters", "none")]
+"""Settings that a layout decides, with what they are in most."""
+_ORDERS: list[dict[str, Any]] = [
+    *({"zero": stage} for stage in (0, 1, 2, 3)),
+    *({"zero": stage, "engine": "fsdp2"} for stage in (2, 3)),
+    *({"zero": stage, "offload_optimizer": "cpu"} for stage in (2, 3)),
+    {"zero": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu"},
+    {"zero": 3, "engine": "fsdp2", "offload_optimizer": "cpu", "offload_parameters": "cpu"},
+    {"zero": 3, "offload_optimizer": "nvme", "offload_parameters": "cpu"},
+    {"zero": 3, "offload_optimizer": "nvme", "offload_parameters": "nvme"},
+]
+
+
+def _level(layout: DistributedConfig) -> int:
+    if {layout.offload_optimizer, layout.offload_parameters} != {"none"}:
+        return 2
+    return int(layout.sharded)
+
+
+def _refusal(config: RunConfig, devices: int) -> str:
+    """Why a run of so many devices would be refused; empty where it would not."""
+    try:
+        layout_checks.require(config, Ranks(0, devices))
+    except ConfigError as error:
+        return str(error).splitlines()[-1].strip()
+    return next(cross_checks.mistakes(config), "")
 
 
 def _with(config: RunConfig, section: str, **values: object) -> RunConfig:

@@ -140,8 +140,12 @@ def solve(
         >>> choice.plan.fits, choice.plan.needed < 1e9
         (True, True)
     """
-    target = PlanTarget.of(devices, memory, device, host_memory)
-    config = streamed_rows.local(load(recipe, overrides))
+    return choice(load(recipe, overrides), PlanTarget.of(devices, memory, device, host_memory))
+
+
+def choice(config: RunConfig, target: PlanTarget) -> SolverChoice:
+    """As `solve`, for devices that are known."""
+    config = streamed_rows.local(config)
 
     def timing(plan: Plan) -> Timed:
         flops = plan.dry_run.flops_per_token
@@ -155,18 +159,17 @@ def solve(
     if not target.elsewhere and backbones.device().type == "cpu" and config.over is None and config.task.tokens:
         config = _with_possible_weights(config, devices=target.devices, memory=target.memory)
     _require_known(config, target.devices)  # once: what the solver tries first has no shares, whose bytes it adds
-    if config.distributed.zero != "auto":
-        layout_checks.require(config, Ranks(0, target.devices))
+    layout_checks.require(config, Ranks(0, target.devices))
     make = plan_fleet.remembering(partial(_planned, target=target))
     config = plan_fleet.decided(config, make)
-    choice = choose(config, make, timing)
-    if not choice.plan.fits or not plan_fleet.can_grow(config):
-        return choice
-    own = choice.config
-    if choice.plan.device == "cpu":  # where micro-batches do not grow with the members
+    found = choose(config, make, timing)
+    if not found.plan.fits or not plan_fleet.can_grow(config):
+        return found
+    own = found.config
+    if found.plan.device == "cpu":  # where micro-batches do not grow with the members
         own = own.model_copy(update={"batch": config.batch})
-    members = plan_fleet.fitting(own, choice.plan, make, timing)
-    return replace(choice, plan=replace(choice.plan, members=members))
+    members = plan_fleet.fitting(own, found.plan, make, timing)
+    return replace(found, plan=replace(found.plan, members=members))
 
 
 def _with_possible_weights(config: RunConfig, *, devices: int, memory: int | None) -> RunConfig:

@@ -74,7 +74,7 @@ def test_a_student_needs_at_most_what_its_teacher_would(monkeypatch: pytest.Monk
     words = [f"distill.teacher.id={stories}", "distill.student.layers=all", "adapter={method: full}", *SHORT]
     student = load("distill/quickstart", ["model.id=teacher", *words])
     named = load("distill/quickstart", [f"model.id={stories}", *words])
-    assert start_checks._state(student) == start_checks._state(named) > 3_000_000
+    assert start_checks.state_bytes(student) == start_checks.state_bytes(named) > 3_000_000
     monkeypatch.setattr(start_checks, "available", lambda _: 1_000_000)
     with pytest.raises(ConfigError, match=r"would need .* and 1\.0 MB are free"):
         check.check(student)

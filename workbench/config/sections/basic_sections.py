@@ -424,7 +424,7 @@ class TrainConfig(Section):
     and dropout of every block, so that its products and attention alone are kept. A share of the blocks between 0 and
     1: the first so many are recomputed whole, never the last, and the others as by `elementwise`. true: all of them
     whole. `auto`: on an accelerator the first of these with which the run fits, where it does not without; on a CPU
-    nothing is, unless the plan decides (`distributed.zero=auto`). Why: recomputing whole blocks costs a forward pass
+    nothing is, unless a plan decides (`distributed=auto`). Why: recomputing whole blocks costs a forward pass
     more in each step."""
     mlp_tile: Annotated[PositiveInt | Literal["auto"] | None, Unit("tokens")] = "auto"
     """Tokens of each row for which a block's MLP is computed at a time, so that what it computes between its inputs and

@@ -18,7 +18,6 @@ _GONE = {
     "distributed.compression.gradients=powersgd",
 }
 _NOT_WITH_TENSOR = {
-    "zero": 0,
     "engine": "deepspeed",
     "replicas": 1,
     "sequence": 1,
@@ -76,9 +75,11 @@ class CompressionConfig(Section):
 class DistributedConfig(Section):
     """How devices share a run; how many there are is said by `--devices` or by who starts the processes."""
 
-    zero: Literal["auto", 0, 1, 2, 3] = 0
+    zero: Literal["auto", 0, 1, 2, 3] = "auto"
     """DeepSpeed ZeRO stage: what each device holds a share of. 0: nothing, each holds all; 1: the optimizer's state;
-    2: gradients, too; 3: weights, too."""
+    2: gradients, too; 3: weights, too. `auto`: 0 where that plainly fits, else the fastest layout that fits by a plan:
+    a stage, with its engine and what is offloaded where these are not written. A run says which and why, notes it, and
+    keeps it where it is resumed on as many devices."""
     engine: Literal["deepspeed", "fsdp2"] = "deepspeed"
     """Sharding engine. fsdp2 is torch's, with stages 2 and 3: a device holds a share of every weight, and a block whole
     while it computes (zero=3) or from its forward to its backward pass (zero=2)."""
@@ -129,12 +130,31 @@ class DistributedConfig(Section):
     @property
     def together_only(self) -> DistributedConfig:
         """The parts of rows or blocks that devices compute together, and nothing else."""
-        return DistributedConfig(sequence=self.sequence, tensor=self.tensor, pipeline=self.pipeline)
+        return DistributedConfig(zero=0, sequence=self.sequence, tensor=self.tensor, pipeline=self.pipeline)
 
     @property
     def sharded(self) -> bool:
-        """Whether devices hold shares of what trains."""
-        return self.zero != 0 or self.deepspeed is not None
+        """Whether devices hold shares of what trains; not before `auto` is decided."""
+        return self.zero not in ("auto", 0) or self.deepspeed is not None
+
+    @property
+    def words(self) -> str:
+        """How devices share a run, in words."""
+        if not self.sharded:
+            parts = [
+                f"{name}={value}" for name in ("sequence", "tensor", "pipeline") if (value := getattr(self, name)) > 1
+            ]
+            return ", ".join(parts) or "each device holds all"
+        if self.deepspeed is not None:
+            return f"as {self.deepspeed} says"
+        places = {"optimizer": self.offload_optimizer, "parameters": self.offload_parameters}
+        away = [f"{name} to {place}" for name, place in places.items() if place != "none"]
+        return ", ".join([*(["fsdp2"] if self.engine == "fsdp2" else []), f"zero={self.zero}", *away])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_auto(cls, value: object) -> object:
+        return {} if value == "auto" else value
 
     @model_validator(mode="after")
     def _compressible(self) -> DistributedConfig:
@@ -144,7 +164,7 @@ class DistributedConfig(Section):
             raise ValueError(
                 f"compression was not tried with {name}. Leave compression out, or write distributed.{name}=1."
             )
-        if gradients == "powersgd" and (self.zero != 0 or self.engine != "deepspeed"):
+        if gradients == "powersgd" and (self.sharded or self.engine != "deepspeed"):
             raise ValueError(
                 f"compression.gradients=powersgd is of whole gradients, and {self.engine} with zero={self.zero} cuts "
                 "them. Write distributed.compression.gradients=bfloat16, or distributed.zero=0."
@@ -161,7 +181,8 @@ class DistributedConfig(Section):
     def _fitting(self) -> DistributedConfig:
         if self.tensor > 1:
             others = {name: getattr(self, name) for name in _NOT_WITH_TENSOR}
-            changed = [f"{name}={value}" for name, value in others.items() if value != _NOT_WITH_TENSOR[name]]
+            changed = [f"zero={self.zero}"] if self.sharded else []
+            changed += [f"{name}={value}" for name, value in others.items() if value != _NOT_WITH_TENSOR[name]]
             if changed:
                 raise ValueError(
                     f"tensor={self.tensor} cuts weights, too, and was not tried with {', '.join(changed)}. "
@@ -194,7 +215,7 @@ class DistributedConfig(Section):
                 f"their rows. Leave out {', '.join(others)}, or pipeline."
             )
         if self.engine == "fsdp2":
-            if self.zero not in (2, 3):
+            if self.zero not in ("auto", 2, 3):
                 raise ValueError(f"engine=fsdp2 shares what zero=2 or zero=3 does, and zero is {self.zero}.")
             if "nvme" in (self.offload_optimizer, self.offload_parameters):
                 raise ValueError("engine=fsdp2 leaves things in the host's memory only. Write cpu for nvme.")
@@ -214,7 +235,7 @@ class DistributedConfig(Section):
     def _beside_pipeline(self) -> dict[str, object]:
         """Settings that share or move weights or rows in another way."""
         names = (
-            "zero",
+            *(["zero"] if self.sharded else []),
             "engine",
             "replicas",
             "sequence",

@@ -52,7 +52,6 @@ def test_mistakes_say_what_to_write(sections: dict[str, Any], cure: str) -> None
     ("more", "named"),
     [
         ({"zero": 2}, "zero=2"),
-        ({"zero": "auto"}, "zero=auto"),
         ({"engine": "fsdp2", "zero": 3}, "zero=3, engine=fsdp2"),
         ({"sequence": 2}, "sequence=2"),
         ({"zero": 3, "offload_parameters": "cpu"}, "zero=3, offload_parameters=cpu"),

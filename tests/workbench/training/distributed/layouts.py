@@ -276,7 +276,7 @@ def fake_accelerator() -> Iterator[list[int]]:
         held_bytes.append(held.most)
 
     patches: list[tuple[Any, str, Any]] = [(Trainer, "work", working), (capacity, "limits_steps", lambda _: True)]
-    patches.append((capacity, "room", lambda _: limit))
+    patches += [(capacity, name, lambda _: limit) for name in ("room", "available")]
     with ExitStack() as stack:
         for patched in patches:
             stack.enter_context(patch.object(*patched))

@@ -13,7 +13,7 @@ import workbench
 from tests.conftest import MINILM, cells, save_tiny
 from tests.matrix import LAYOUTS
 from tests.workbench.training.distributed import layouts, test_task_layouts
-from tests.workbench.training.distributed.test_layouts import METHODS, require_same, save_model, write_recipe
+from tests.workbench.training.distributed.test_layouts import METHODS, curve, require_same, save_model, write_recipe
 from tests.workbench.training.distributed.test_task_layouts import TASKS, words_of, write_rows
 from workbench.config import task_facts
 
@@ -24,7 +24,7 @@ SHARDED = [name for name in LAYOUTS if name != "ddp"]
 TAUGHT = [name for name in TASKS if task_facts.TASKS[name].sharded is None and name != "sft"]
 """Tasks beside the one that meets all layouts."""
 FEW = ["ddp", "zero2", "fsdp2_3", "zero3_cpu"]
-ROOMY = 10**9
+ROOMY, TIGHT = 10**9, 9_500_000
 
 
 def in_processes(folder: Path, jobs: dict[str, list[str]], limits: tuple[int, int]) -> dict[str, list[list[int]]]:
@@ -111,6 +111,26 @@ def test_a_task_needs_no_further_setting(taught: Path, task: str, layout: str) -
     test_task_layouts.require_same(taught / f"{layout} {task}", taught / f"{task} alone")
     tokens = [batch(taught / name)["tokens_per_device"] for name in (f"{layout} {task}", f"{task} alone")]
     assert tokens[0] == tokens[1], "the whole batch is one pass"
+
+
+def test_shares_are_taken_where_a_device_cannot_hold_all(tmp_path: Path, stories: str) -> None:
+    """By default; else each holds all, to the same bits as where that is written."""
+    wide = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 8}
+    save_model(tmp_path / "model", stories, "llama", **wide)
+    write_recipe(tmp_path, tmp_path / "model")
+    words = [f"adapter={METHODS['full']}", "train.steps=3", "save.every=null"]
+    workbench.run(str(tmp_path / "recipe.yaml"), words, out=tmp_path / "alone", quiet=True)
+    both: list[Any] = [("roomy", words, None), ("written", [*words, "distributed.zero=0"], None)]
+    layouts.in_processes(tmp_path, both, "accelerator", str(ROOMY), str(ROOMY))
+    limits = str(ROOMY), str(TIGHT)
+    layouts.in_processes(tmp_path, [("tight", words, None)], "accelerator", *limits)
+    found = {name: json.loads((tmp_path / name / "manifest.json").read_text())["layout"] for name in ("roomy", "tight")}
+    assert found["roomy"]["layout"] == "each device holds all"
+    assert "zero=" in found["tight"]["layout"] and "to cpu" not in found["tight"]["layout"]
+    assert "lacks" in found["tight"]["why"] and len(found["tight"]["tried"]) > 2
+    assert all(each <= TIGHT for each in json.loads((tmp_path / "tight.1.json").read_text()))
+    assert curve(tmp_path / "roomy") == curve(tmp_path / "written")
+    require_same(tmp_path / "tight", tmp_path / "alone")
 
 
 @pytest.mark.nightly(but=["ddp"])

@@ -53,7 +53,7 @@ def test_what_the_recipe_says_it_cannot_say(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("section", "cure"),
     [
-        ({"offload_optimizer": "cpu"}, "zero=2"),
+        ({"zero": 0, "offload_optimizer": "cpu"}, "zero=2"),
         ({"zero": 2, "offload_parameters": "cpu"}, "zero=3"),
         ({"zero": 2, "offload_optimizer": "nvme", "nvme": "/disk"}, "zero=3"),
         ({"zero": 3, "offload_optimizer": "nvme"}, "nvme=FOLDER"),
