@@ -14,7 +14,7 @@ from workbench.models import backbones
 from workbench.recipes.over import member_results
 from workbench.recipes.single.single_run import SingleRun
 from workbench.report.teacher_worth import CONTROL
-from workbench.runs import files
+from workbench.runs import files, process_memory
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
@@ -36,16 +36,20 @@ def wanted(config: RunConfig, source: TeacherSource | None, model: ModelConfig, 
     if section.on_policy.share:
         return True  # answers are written token by token
     student, teacher = _operations(source, model, head)
-    asked_once = not config.task.tokens or section.cache.folder is not None
-    passes = teacher / ((config.train.epochs or 1) if asked_once else 1)
+    passes = teacher / ((config.train.epochs or 1) if _asks_once(config) else 1)
     return 3 * student < student + passes
+
+
+def _asks_once(config: RunConfig) -> bool:
+    """Whether the teacher is asked about each row before training."""
+    return not config.task.tokens or config.distill.cache.folder is not None
 
 
 def share_of_step(config: RunConfig, source: TeacherSource | None, model: ModelConfig, head: ModelHead) -> float:
     """What a step of the control takes beside one of the student with its teacher; 0 where there is no control."""
     if not wanted(config, source, model, head):
         return 0.0
-    if config.distill.answers is not None or source is None:
+    if source is None or config.distill.answers is not None or _asks_once(config):
         return 1.0  # who taught is gone by then
     student, teacher = _operations(source, model, head)
     return student / (student + teacher)
@@ -84,6 +88,7 @@ def trained(
         control.callback.say(f"Control: the same student on {own}, in control/.")
         control.train()
     member_results.finish(control)
+    process_memory.settled()  # what the control took and freed is given back before the student trains
     scores = files.read_json(run.home / "scores.json")
     return {name: scores[split] for name, split in ((CONTROL, "after"), (f"{CONTROL}_test", "test")) if split in scores}
 

@@ -152,3 +152,21 @@ def test_the_control_comes_by_itself_where_the_teacher_is_far_larger(
     assert wanted(on_policy={"share": 0.5}) and not wanted(alpha=0.0, on_policy={"share": 0.5})
     many = replace(source, adapters=(Path("a"),) * 7)
     assert distill_control.wanted(config, many, config.model, TEXT)
+
+
+@pytest.mark.parametrize(
+    ("distill", "share"),
+    [
+        ({"control": False}, 0.0),
+        ({"control": True}, 6 / (6 + 2)),
+        ({"control": True, "cache": {"folder": "said"}}, 1.0),
+        ({"control": True, "answers": {}, "alpha": 0.5}, 1.0),
+    ],
+)
+def test_a_plan_counts_the_steps_of_the_control(
+    distill: dict[str, Any], share: float, short_stories: str, rows: Path
+) -> None:
+    """A student as large as its teacher: 6 operations for each parameter and token to train, and 2 to be asked."""
+    config = _config(short_stories, rows, distill={"teacher": {"id": short_stories}, **distill})
+    source = teacher_sources.find(config.distill.teacher, config.model)
+    assert distill_control.share_of_step(config, source, config.model, TEXT) == pytest.approx(share)
