@@ -141,14 +141,14 @@ def plan(model: PreTrainedModel, student: StudentConfig) -> WidthPlan:
         constants = {_epsilon(norm) for norm in norms if not _centred(norm)}
         found = {name: value for name, value in body.to_dict().items() if "eps" in name and value in constants}
         changes |= {name: value * width / counts["channels"].kept for name, value in found.items()}
-    size, sized = (counts["heads"].each if "heads" in counts else 0), hasattr(body, "head_dim")
+    size, sized = (counts["heads"].each if "heads" in counts else 0), "head_dim" in body.to_dict()
     misfit: tuple[Structure, str] | None = None
     for more in ({}, {"head_dim": size} if size else {}):  # some families know the size only where it is configured
-        body.update({**changes, **more})
         try:
+            body.update({**changes, **more})
             narrowing = WidthPlan(config, _built(model, config), counts, readers, {})
             misfit = _find_cuts(model, narrowing)
-        except (ValueError, IndexError, KeyError, TypeError, StrictDataclassError) as error:
+        except (ValueError, IndexError, KeyError, TypeError, RuntimeError, StrictDataclassError) as error:
             misfit = "heads", str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
         if misfit is None:
             return narrowing

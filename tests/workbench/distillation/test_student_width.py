@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+import workbench
+from tests import text_families
 from tests.conftest import MINILM, save_tiny, tiny
+from tests.run_files import write_lines
 from tests.vision_backbones import save_vision
 from tests.workbench.distillation.test_layer_importance import Rows
 from tests.workbench.distillation.test_students import IDS_BL, _config, _of, _outputs, _stock
@@ -265,6 +269,22 @@ def test_what_cannot_be_left_out_is_refused(
         _narrowed(folder, head, tmp_path / "student", **section)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in text_families.FAMILIES if name not in ("mamba", "falcon_mamba")])
+def test_of_every_family_a_student_is_made_or_refused(name: str, tmp_path: Path) -> None:
+    folder = text_families.save(name, tmp_path / "tiny")
+    model = AutoModelForImageTextToText if name in text_families.PICTURES else AutoModelForCausalLM
+    backbone = model.from_pretrained(folder, dtype=torch.float32)
+    for structure in ("heads", "neurons", "channels"):
+        try:
+            narrowing = student_width.plan(backbone, StudentConfig(**{structure: "50%"}))
+        except ConfigError as refusal:
+            assert "distill.student" in str(refusal)
+            continue
+        count = narrowing.counts[structure]  # type: ignore[index]
+        assert narrowing.cuts and count.kept == max(1, count.whole // 2)
+
+
 @pytest.mark.parametrize("value", [0, -1, "0%", "101%", "half", 2.5, True, None, []])
 def test_how_many_is_a_number_or_a_share(value: Any) -> None:
     with pytest.raises(ValueError, match=r"write all, a number such as 4, or a share such as 50%"):
@@ -275,3 +295,33 @@ def test_how_many_is_a_number_or_a_share(value: Any) -> None:
 def test_importance_of_nothing_is_refused(section: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"Leave importance out"):
         StudentConfig(importance="fisher", **section)
+
+
+@pytest.mark.slow
+def test_a_run_trains_merges_and_exports_it(stories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_lines(Path("rows.jsonl"), [{"question": f"What is {n}?", "answer": f"It is {n}."} for n in range(24)])
+    words = [f"distill.teacher.id={stories}", "data.train=rows.jsonl", "data.held_out=0.25", "train.steps=2"]
+    words += ["batch.size=4", "evaluate.every=null", "evaluate.answers=0", "distill.control=false"]
+    smaller = ["distill.student.layers=important-3", "distill.student.heads=50%", "distill.student.neurons=50%"]
+    smaller += ["distill.student.channels=48", "distill.student.importance=fisher"]
+    for method in ("full", "lora"):
+        run = workbench.run("distill/quickstart", [*words, *smaller, f"adapter={{method: {method}}}"], quiet=True)
+        student = json.loads((run / "manifest.json").read_text())["student"]
+        assert [len(student[part]) for part in ("heads", "neurons", "channels")] == [3, 3, 1]
+        costs = json.loads((run / "scores.json").read_text())["costs"]
+        assert costs["student"]["parameters"] < 0.5 * costs["teacher"]["parameters"]
+        workbench.merge(run, out=f"whole-{method}")
+        whole = _stock(f"whole-{method}", "CausalLM")
+        config = whole.config
+        assert (config.num_hidden_layers, config.num_attention_heads, config.hidden_size) == (3, 4, 48)
+        assert config.intermediate_size == 86 and config.head_dim == 8
+        again = tmp_path / f"again-{method}"
+        whole.save_pretrained(again)
+        assert torch.equal(_outputs(_stock(again, "CausalLM")), _outputs(whole))
+        workbench.evaluate(run)
+    # Pruned and distilled once more.
+    more = ["distill.student.layers=all", "distill.student.neurons=50%", "model.id=whole-full"]
+    run = workbench.run("distill/quickstart", [*words, *more, "adapter={method: full}"], quiet=True)
+    workbench.merge(run, out="twice")
+    assert _stock("twice", "CausalLM").config.intermediate_size == 43
