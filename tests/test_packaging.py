@@ -41,6 +41,7 @@ def test_only_the_doors_import_recipes() -> None:
         "workbench/__init__.py",
         "workbench/cli/arguments.py",
         "workbench/cli/check_output.py",
+        "workbench/cli/each_value.py",
         "workbench/cli/render.py",
         "workbench/cli/ui/form.py",
         "workbench/cli/verbs.py",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -272,9 +272,11 @@ def evaluate(
     against: Annotated[Path | None, typer.Option(help="Another run, on the same rows in pairs.")] = None,
     score: Annotated[list[str] | None, typer.Option(help="With --against: a reward for a win rate.")] = None,
     judge: Annotated[str | None, typer.Option(help="With --against: a program; JSON pairs in, 1, 2 or 0 out.")] = None,
-    judge_timeout: Annotated[float, typer.Option(min=0, help="Seconds for all verdicts.")] = 600.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="With --against: of an answer.")] = 256,
-    out: Annotated[Path | None, typer.Option(help="With --against: a .jsonl file of the answers.")] = None,
+    judge_timeout: Annotated[float | None, typer.Option(min=0, help="Seconds for all verdicts; 600.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="With a reward or judge: of an answer; 256.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="With a reward or judge: a .jsonl file of the answers.")] = None,
     tasks: Annotated[str | None, typer.Option(help="Tasks of lm-eval, or YAML files of its form: A,B.")] = None,
     limit: Annotated[int | None, typer.Option(help="With --tasks: documents of each.")] = None,
     shots: Annotated[int | None, typer.Option(help="With --tasks: examples before a question.")] = None,
@@ -285,15 +287,19 @@ def evaluate(
     """Score a finished run again. On held-out rows or data.test=FILE, against another run, on tasks of lm-eval."""
     if devices is not None and (tasks is not None or against is not None):
         raise ConfigError("--tasks and --against ask on one device. Leave --devices out.")
+    contest: dict[str, Any] = {"score": score, "judge": judge, "judge_timeout": judge_timeout}
+    contest |= {"max_new_tokens": max_new_tokens, "out": out}
+    contest = {name: value for name, value in contest.items() if value is not None}
+    given = [f"--{name.replace('_', '-')}" for name in contest]
     if tasks is not None:
-        if score or judge is not None or out is not None:
-            raise ConfigError("--tasks takes no --score, --judge or --out. Leave them out.")
+        if given:
+            raise ConfigError(f"--tasks takes no {' and no '.join(given)}. Leave it out.")
         _ask_tasks(run, tasks, overrides or (), against, limit=limit, shots=shots, chat=chat, trust=trust)
         return
     if limit is not None or shots is not None or chat:
         raise ConfigError("--limit, --shots and --chat are of tasks. Write --tasks NAME as well.")
-    if against is None and (score or judge is not None or out is not None):
-        raise ConfigError("--score, --judge and --out compare with another run. Write --against OTHER as well.")
+    if against is None and given:
+        raise ConfigError(f"{given[0]} is there to compare with another run. Write --against OTHER as well.")
     from workbench.recipes.verbs.asked_config import asked_config
 
     asked_config(run, overrides or (), verb="evaluate", trust=trust)  # mistakes come before torch
@@ -309,7 +315,7 @@ def evaluate(
         if joined().first:
             render.scores(scores)
         return
-    if not score and judge is None and out is None:
+    if not given:
         from workbench.recipes.verbs.paired_evaluation import paired
         from workbench.report import pages
 
@@ -324,12 +330,8 @@ def evaluate(
         run,
         against,
         overrides or (),
-        score=score or (),
-        judge=judge,
-        judge_timeout=judge_timeout,
-        max_new_tokens=max_new_tokens,
-        out=out,
         trust=trust,
+        **contest,
     )
     render.scores(scores)
 
