@@ -202,7 +202,8 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
 
 
 def _forbidden(model: PreTrainedModel, path: str) -> bool:
-    """Whether PEFT refuses a layer, or its adapter would change nothing: kernels read the weight past the layer."""
+    """Whether PEFT refuses a layer, or its adapter would change nothing: kernels read the weight past the layer, or it
+    belongs to an indexer, through whose choice of tokens nothing is differentiated (DeepSeek, GLM)."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import BaseTuner
 
@@ -212,7 +213,9 @@ def _forbidden(model: PreTrainedModel, path: str) -> bool:
     except ValueError:
         return True
     kind: Any = type(model.get_submodule(parent))
-    return _only_read(kind, leaf)
+    around = itertools.accumulate(path.split("."), lambda *names: ".".join(names))
+    chooses = any(type(model.get_submodule(each)).__name__.endswith("Indexer") for each in around)
+    return chooses or _only_read(kind, leaf)
 
 
 @cache

@@ -30,6 +30,8 @@ LINEAR: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
 }
+INDEX: dict[str, Any] = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 64}
+STATE: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16}
 VISION: dict[str, Any] = {
     **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
     **{"image_size": 28, "patch_size": 14},
@@ -42,14 +44,28 @@ PER_LAYER: dict[str, Any] = {"vocab_size_per_layer_input": WORDS, "hidden_size_p
 
 TEXT: dict[str, dict[str, Any]] = {
     **{key: {} for key in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "olmo3")},
-    **{key: {} for key in ("smollm3", "lfm2", "ministral3", "seed_oss", "glm4", "cohere", "granite", "starcoder2")},
-    **dict.fromkeys(("gpt_oss", "mixtral", "deepseek_v4", "glm4_moe", "granitemoehybrid", "minimax_m2"), MOE),
-    **dict.fromkeys(("qwen3_moe", "llama4_text", "kimi_linear"), MOE),
-    **{key: {} for key in ("nemotron_h", "falcon_h1", "mamba", "falcon_mamba")},
+    **{key: {} for key in ("smollm3", "ministral3", "seed_oss", "glm4", "cohere", "granite", "starcoder2")},
+    **dict.fromkeys(("gpt_oss", "mixtral", "glm4_moe", "minimax_m2"), MOE),
+    **dict.fromkeys(("qwen3_moe", "llama4_text"), MOE),
+    **{key: {} for key in ("mamba", "falcon_mamba")},
     "gemma4_text": PER_LAYER,
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "deepseek_v4": MOE | {"q_lora_rank": 32, "o_lora_rank": 16, "o_groups": 2, **INDEX},
+    "granitemoehybrid": {**MOE, **STATE, "layer_types": ["mamba", "attention"] * 2},
+    "falcon_h1": {**STATE, "mamba_d_ssm": 128},
+    "nemotron_h": {
+        **{"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1, "chunk_size": 16},
+        "num_hidden_layers": 4,
+    },
+    "kimi_linear": {
+        **MOE,
+        **{"layer_types": ["linear_attention", "full_attention"] * 2, "linear_head_dim": 16, "linear_num_heads": 4},
+        **{"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16},
+        "num_key_value_heads": 4,
+    },
     "qwen3_next": MOE | LINEAR,
     "deepseek_v3": MOE | MLA,
-    "glm_moe_dsa": MOE | MLA | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 64},
+    "glm_moe_dsa": MOE | MLA | INDEX,
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
 }
 """Settings of language models, by transformers' `model_type`."""

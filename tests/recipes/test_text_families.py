@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 import workbench
 from tests.conftest import write_questions
-from tests.text_families import PICTURES, PREPARED, save
+from tests.text_families import FAMILIES, PICTURES, PREPARED, save
 from workbench import adapters
 from workbench.adapters import Lora, anatomy
 from workbench.config import ModelConfig, RunConfig
@@ -37,7 +37,19 @@ evaluate: {{every: null, answers: 2, max_new_tokens: 4}}
 """
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of stock PEFT
 PLAIN = ("qwen3_5", "llava")
+CARRYING = {
+    *("qwen3_5", "qwen3_next", "kimi_linear", "lfm2", "granitemoehybrid", "nemotron_h", "falcon_h1"),
+    *("mamba", "mamba2", "falcon_mamba"),
+}
+"""Families some of whose layers carry a state along the sequence."""
 LENGTHS = (9, 4, 13, 1, 6)
+
+
+def _line(name: str) -> Sequence[pytest.MarkDecorator]:
+    """The line of tests that a family stands in."""
+    if name in PLAIN:
+        return ()
+    return (pytest.mark.slow,) if name in ("llama", "glm_moe_dsa", *PICTURES) else (pytest.mark.nightly,)
 
 
 class Trained(NamedTuple):
@@ -54,7 +66,7 @@ class Trained(NamedTuple):
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(each, marks=() if each in PLAIN else pytest.mark.slow) for each in ("llama", *PICTURES)],
+    params=[pytest.param(each, marks=_line(each)) for each in FAMILIES],
 )
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a family's tiny backbone, which has the family's name."""
@@ -102,6 +114,8 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 def test_a_merge_keeps_every_tensor_that_the_adapter_leaves_alone(trained: Trained, tmp_path: Path) -> None:
+    if trained.name == "deepseek_v4":
+        pytest.skip("names in its checkpoint are not those of its modules, by which changed tensors are known here")
     merged = workbench.merge(trained.run, out=tmp_path / "float32", weights="float32")
     assert merged.agreement.kl < 1e-6
     workbench.merge(trained.run, out=tmp_path / "merged")
@@ -154,9 +168,14 @@ def test_rows_together_cost_what_each_costs_alone_and_run_no_tower(checkpoint: P
         padded = _row_losses(adapted, head, collate(rows))
         torch.testing.assert_close(padded, alone, rtol=1e-5, atol=1e-5)
         padded.sum().backward()
-        if attention_backend.packing_refusal(backbone.config, longest=max(LENGTHS)) is None:
+        why = attention_backend.packing_refusal(backbone.config, longest=max(LENGTHS))
+        if checkpoint.name in CARRYING:
+            assert why is not None and "carry a state along" in why
+        if why is None:
             packed = _row_losses(adapted, head, PACKED.lay(collate(rows)))
             torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-5)
     trainable = {name: each for name, each in adapted.named_parameters() if each.requires_grad}
-    unmoved = [name for name, each in trainable.items() if each.grad is None]
-    assert trainable and not unmoved and all("lora_" in name for name in trainable)
+    # DeepSeek-V4 compresses rows of more tokens than these.
+    unmoved = [name for name, each in trainable.items() if each.grad is None and "compressor" not in name]
+    assert trainable and not unmoved, unmoved
+    assert all("lora_" in name for name in trainable)
