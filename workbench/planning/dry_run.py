@@ -146,7 +146,7 @@ class _Peaks:
         self.phases: dict[Phase, dict[str, int]] = {}
         self.at_gradients = self.at_recomputing = 0
         self._phase: Phase = ("", "", 0)
-        self._recomputes = False
+        self._recomputes = self._watching = False
 
     def gradient(self) -> None:
         """A gradient came."""
@@ -172,7 +172,8 @@ class _Peaks:
             # By their distance from the nearer end.
             number = index if index < -(-len(blocks) // 2) else index - len(blocks)
             block.register_forward_pre_hook(lambda *_, number=number: called(number))
-            block.register_forward_hook(lambda *given, number=number: left(number, given[-1]))
+            # One that is always called only looks, and does not keep the last block from computing fewer positions.
+            block.register_forward_hook(lambda *given, number=number: left(number, given[-1]), always_call=True)
             for submodule in block.children():  # in the forward pass, or again in the backward pass
                 submodule.register_forward_pre_hook(lambda *_: self._recomputing())
 
@@ -180,11 +181,14 @@ class _Peaks:
     def seen(self, name: str) -> Iterator[None]:
         """The peaks of what is done inside the block count."""
         self._ledger.restart()
-        self.last, self._phase, self._recomputes = {}, (name, "", 0), False
+        self.last, self._phase, self._recomputes, self._watching = {}, (name, "", 0), False, True
         yield
         self._take()
+        self._watching = False
 
     def _enter(self, part: str, number: int) -> None:
+        if not self._watching:  # an evaluation, whose peak is another's
+            return
         part = part if torch._C._current_graph_task_id() == -1 else "backward"
         self._take()
         self._ledger.restart()
