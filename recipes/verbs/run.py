@@ -50,10 +50,11 @@ def run(
     ranks = joined()
     # A machine that comes anew knows nothing of the restart that it takes part in.
     resume = ranks.any(resume or (restarted() and run_directory.began_since(out, launched())))
+    require_same(ranks, hashlib.sha256(f"{resume} {out} {config.model_dump_json()}".encode()).hexdigest())
     asked = config.data
     config = streamed_rows.local(config, ranks, callback.say)
     chosen = layout.decided(config, ranks, begun=out if resume else None)
-    config = chosen.config
+    config = chosen.config.model_copy(update={"data": config.data})
     start_checks.require(config, ranks, memory=not resume and not chosen.tried)
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
@@ -99,7 +100,6 @@ def run(
 def _entered(out: Path, config: RunConfig, *, resume: bool, ranks: Ranks) -> Run:
     """The run directory, which the first of the processes starts."""
     forget_peak(backbones.device())  # of an earlier run in this process, which knows its device by now
-    require_same(ranks, hashlib.sha256(f"{resume} {out} {config.model_dump_json()}".encode()).hexdigest())
     directory = run_directory.start(out, config, resume=resume, ranks=ranks) if ranks.first else None
     ranks.wait()
     return directory or run_directory.follow(out, resume=resume, ranks=ranks)

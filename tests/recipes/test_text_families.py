@@ -36,7 +36,7 @@ train: {{steps: 3, learning_rate: 1.0e-2}}
 evaluate: {{every: null, answers: 2, max_new_tokens: 4}}
 """
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of stock PEFT
-PLAIN = ("qwen3_5", "llava")
+PLAIN, SOME = ("qwen3_5", "llava"), ("gemma4", "qwen3_vl", "glm_moe_dsa")
 CARRYING = {
     *("qwen3_5", "qwen3_next", "kimi_linear", "lfm2", "granitemoehybrid", "nemotron_h", "falcon_h1"),
     *("mamba", "mamba2", "falcon_mamba"),
@@ -49,7 +49,7 @@ def _line(name: str) -> Sequence[pytest.MarkDecorator]:
     """The line of tests that a family stands in."""
     if name in PLAIN:
         return ()
-    return (pytest.mark.slow,) if name in ("llama", "glm_moe_dsa", *PICTURES) else (pytest.mark.nightly,)
+    return (pytest.mark.slow,) if name in SOME else (pytest.mark.nightly,)
 
 
 class Trained(NamedTuple):

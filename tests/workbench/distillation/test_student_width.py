@@ -89,6 +89,7 @@ def _planted(folder: Path | str, head: str, **student: Any) -> tuple[Any, dict[s
     return model, alive
 
 
+@pytest.mark.nightly(but=[*(f"{name}-activations" for name in FAMILIES), "Llama-fisher", "Bert-fisher"])
 @pytest.mark.parametrize("by", ["activations", "fisher"])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in PLAIN else pytest.mark.slow) for name in FAMILIES]
@@ -270,6 +271,7 @@ def test_what_cannot_be_left_out_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(but=["deepseek_v3", "gemma4_text", "qwen3_5"])
 @pytest.mark.parametrize("name", [name for name in text_families.FAMILIES if name not in ("mamba", "falcon_mamba")])
 def test_of_every_family_a_student_is_made_or_refused(name: str, tmp_path: Path) -> None:
     folder = text_families.save(name, tmp_path / "tiny")
