@@ -162,6 +162,8 @@ class _Peaks:
             self._enter("forward" if torch.is_grad_enabled() else "reading", number)
 
         def left(number: int, output: Any) -> None:
+            if output is None:  # an error passes through
+                return
             hidden = output if isinstance(output, Tensor) else output[0]
             if isinstance(hidden, Tensor) and hidden.requires_grad:
                 hidden.register_hook(lambda _: backward(number))
