@@ -78,6 +78,7 @@ def require_finished(out: Path) -> None:
     assert rates[-1] < max(rates)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 def test_a_killed_run_ends_in_time_while_others_use_the_cores(tmp_path: Path) -> None:

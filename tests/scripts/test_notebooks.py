@@ -43,6 +43,7 @@ def test_a_notebook_is_whole_and_has_no_outputs(notebook: Path) -> None:
     assert not [line for source in code_cells(notebook) for line in source.splitlines() if line.startswith(("%", "!"))]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of other packages, which a reader sees below the cell
 def test_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def test_a_template_beyond_its_limits_is_refused(stories: str, source: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.nightly(but=["only where it generates"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
 def test_a_template_that_never_ends_is_refused(stories: str, source: str) -> None:
     with pytest.raises(BackboneError, match=r"takes more than (5 seconds|1,073,741,824 bytes).*\n  Correct it"):

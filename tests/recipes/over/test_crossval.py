@@ -476,6 +476,7 @@ def test_an_ensemble_is_not_one_model(train: Run, tmp_path: Path) -> None:
         merge(run, out=tmp_path / "merged", weights="float32")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_columns_stand_in_the_prompt_and_a_story_in_one_fold(tmp_path: Path) -> None:
     words = ["data.limit=200", "train.steps=2"]

@@ -105,6 +105,7 @@ class Killed(BaseException):
     """As by a signal that nothing catches."""
 
 
+@pytest.mark.nightly
 def test_killed_runs_end_with_the_same_result(nested: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     deadly = ["nested/fold-0/.*step-", "fold-1/outer.parquet", "killed/members/round-0/.*step-", "nested.parquet"]
     replace, left = os.replace, list(deadly)

@@ -79,6 +79,7 @@ def test_a_teacher_that_was_trained_on_held_out_rows_is_told(
     assert ("trained_on" in noted) == ("its score is too good" in page) == bool(seed)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_teacher_of_wrong_labels_is_refused_or_told_to_harm(rows: Path, tmp_path: Path) -> None:
     learnt = _config("starter", rows, recipe="sft", train={"steps": 120, "learning_rate": 4e-3}, batch={"size": 16})
@@ -121,6 +122,7 @@ def test_a_verdict_is_that_of_the_paired_rows(right: float, of_control: float, v
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(but=["5"])
 @pytest.mark.parametrize("steps", [5, 12])
 def test_a_run_stopped_in_its_control_or_after_it_ends_as_if_it_had_not_been(
     steps: int, short_stories: str, rows: Path, teacher: Path, tmp_path: Path

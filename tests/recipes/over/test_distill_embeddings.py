@@ -157,6 +157,7 @@ def test_a_folder_of_sentence_transformers_teaches_as_it_embeds(home: Path, teac
     np.testing.assert_allclose(found, theirs.encode(list(rows.units.texts)), atol=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_hub_id_teaches_as_its_folder(home: Path, tmp_path: Path) -> None:
     """Its files are found in the hub's cache, pooling and the rest among them."""

@@ -108,6 +108,7 @@ def _pictures(home: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(but=["_tokens"])
 @pytest.mark.parametrize("task", [_tokens, _classes, _tags, _pictures])
 def test_check_and_run_tell_the_same_start(task: Any, tmp_path: Path) -> None:
     made = task(tmp_path)

@@ -137,6 +137,7 @@ def test_what_stock_peft_loads_is_adopted_with_equal_logits(name: str, stories: 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow
+@pytest.mark.nightly(but=["unsloth", "llamafactory use_dora"])
 @pytest.mark.parametrize("name", TRAINED)
 def test_an_adopted_adapter_trains_further_and_merges(name: str, stories: str, questions: Path, tmp_path: Path) -> None:
     """The run that goes on has the same form, starts where the adapter was, and stock PEFT loads what it saves."""

@@ -45,6 +45,7 @@ def _tags(home: Path, stories: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(but=["_tags"])
 @pytest.mark.parametrize("task", [_texts, _classes, _tags])
 def test_both_are_scored_on_the_rows_of_the_first(task: Any, short_stories: str, tmp_path: Path) -> None:
     values = [

@@ -21,7 +21,7 @@ from workbench.config.yaml_text import dump_yaml
 pytestmark = pytest.mark.slow
 
 RECIPES = ("sft", "classify", "crossval", "embed", "rerank", "reward")
-FEW = RECIPES[:4]
+FEW = RECIPES[:2]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:

@@ -51,6 +51,7 @@ def test_each_value_is_the_run_that_it_would_be_alone(tmp_path: Path, monkeypatc
     assert layers == ["important-25%", "important-50%", (0, 2)]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_students_of_several_sizes_end_side_by_side(tmp_path: Path) -> None:
     words = ["distill.teacher.id=starter", "data.limit=24", "data.held_out=0.2", "train.steps=2", "evaluate.answers=0"]

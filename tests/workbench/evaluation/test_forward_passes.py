@@ -260,6 +260,7 @@ def test_folds(classes: Sections, tmp_path: Path, scored_rows: Counter[str]) -> 
     _ends_equal(config, tmp_path, scored_rows, after="Asking what was saved")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_processes_that_share_weights_stop_together(text: RunConfig, tmp_path: Path) -> None:
     config = text.model_dump(mode="json", exclude_unset=True) | {"distributed": {"zero": 3}}

@@ -151,6 +151,7 @@ def test_a_run_that_is_stopped_goes_on_in_its_way(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(but=["offload"])
 @pytest.mark.parametrize("saving", ["train.checkpointing=elementwise", "train.mlp_tile=16", "offload"])
 def test_a_run_with_savings_that_is_stopped_goes_on_bit_for_bit(
     losses: Callable[..., list[float]], saving: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

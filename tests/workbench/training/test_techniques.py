@@ -55,7 +55,7 @@ def train(
     return trains(tmp_path, RECIPE, model=stories if blocks else short_stories, train=questions)
 
 
-@pytest.mark.nightly(but=["mixout", "layer drop of all weights", "token drop", "r-drop"])
+@pytest.mark.nightly(but=["token drop"])
 @pytest.mark.parametrize("words", TECHNIQUES.values(), ids=TECHNIQUES)
 def test_micro_batches_recomputing_and_a_stop_change_nothing(
     train: Callable[..., Path], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

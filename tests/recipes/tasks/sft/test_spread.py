@@ -110,6 +110,7 @@ def test_folds_on_two_devices_say_what_they_say_on_one(folds: Path, tmp_path: Pa
     assert (tmp_path / "two" / "report.html").exists()
 
 
+@pytest.mark.nightly
 def test_members_on_two_devices_are_those_of_one(tmp_path: Path, short_stories: str) -> None:
     train = write_questions(tmp_path / "train.jsonl", [f"{n + 1}" + " it is" * (n % 7) for n in range(60)])
     held_out = write_questions(tmp_path / "held_out.jsonl", [f"It is {n + 1}, surely." for n in range(9)])

@@ -348,7 +348,7 @@ def test_a_plan_counts_answers_and_scoring(stories: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly(but=["classify/quickstart"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("recipe", ["classify/quickstart", "sft/quickstart"])
 def test_a_plan_on_a_cpu_is_what_the_whole_process_holds(recipe: str, tmp_path: Path) -> None:
     words = [recipe, "train.steps=3", "train.epochs=null"]

@@ -101,7 +101,7 @@ def predictions(run: Path) -> torch.Tensor:
     return torch.tensor(table[[name for name in table if name.startswith("p_")]].to_numpy())
 
 
-@pytest.mark.nightly(but=["folds shared", "packed shared", "members shared"])
+@pytest.mark.nightly(but=["folds shared"])
 @pytest.mark.parametrize("name", TWO)
 def test_every_member_is_that_of_one_process(runs: Path, name: str, record_property: Records) -> None:
     like, (layout, *_), _ = TWO[name]

@@ -47,6 +47,7 @@ def machine(folder: Path, port: int, name: str, *, hosts_the_store: bool) -> sub
     )
 
 
+@pytest.mark.nightly
 def test_the_run_goes_on_without_a_machine_that_was_killed(tmp_path: Path, stories: str) -> None:
     write_recipe(tmp_path, Path(stories))
     port = free_port()

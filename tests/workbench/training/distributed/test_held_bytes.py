@@ -60,7 +60,7 @@ ALIKE = (
         "zero1",
     ),
     *("zero2", "zero3", "zero1, bfloat16", "zero2, bfloat16", "zero3, small buckets", "zero3, lora"),
-    *("zero2, one pass", "zero2, optimizer on the host"),
+    *("zero2, one pass", "zero2, optimizer on the host", "zero2, small buckets", "fsdp2, lora, bfloat16"),
 )
 """Those whose parts others have, in another combination."""
 

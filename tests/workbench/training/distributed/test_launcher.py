@@ -110,7 +110,7 @@ def kill_all(launcher: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly(but=["twice"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "kills",
     [(kill_one_rank, kill_the_launcher), (kill_one_rank, kill_the_launcher, kill_all)],

@@ -53,30 +53,36 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Path:
     for name in TWO:
         workbench.run(str(folder / "recipe.yaml"), words(folder, name), out=folder / f"{name} alone", quiet=True)
     staged = "distributed.pipeline=2"
-    jobs: list[tuple[str, list[str], str | None]] = [(name, [*words(folder, name), staged], None) for name in TWO]
     resumed = [cell["name"] for cell in cells(request, "test_a_pipeline_goes_on_bit_for_bit")]
+    asked = {"full", *resumed, *(cell["name"] for cell in cells(request, "test_two_stages_change_nothing"))}
+    jobs: list[tuple[str, list[str], str | None]] = [(name, [*words(folder, name), staged], None) for name in asked]
     jobs += [(f"{name} resumed", [*words(folder, name), staged], name) for name in resumed]
-    for schedule in SCHEDULES:
+    again = {cell["schedule"] for cell in cells(request, "test_other_schedules_go_on_bit_for_bit")}
+    other = {(cell["name"], cell["schedule"]) for cell in cells(request, "test_other_schedules_change_nothing")}
+    for name, schedule in sorted(other | {("tied", schedule) for schedule in again}):
         staged = f"distributed={{pipeline: 2, schedule: {schedule}}}"
-        for name, more in MORE.items():
-            jobs.append((f"{name} {schedule}", [*words(folder, name), *more, staged], None))
-        jobs.append((f"tied {schedule} resumed", [*words(folder, "tied"), staged], f"tied {schedule}"))
+        jobs.append((f"{name} {schedule}", [*words(folder, name), *MORE[name], staged], None))
+        if name == "tied" and schedule in again:
+            jobs.append((f"tied {schedule} resumed", [*words(folder, "tied"), staged], f"tied {schedule}"))
     jobs.append(("from one process", [*words(folder, "full"), staged], "full alone"))
     layouts.in_processes(folder, jobs)
     return folder
 
 
+@pytest.mark.nightly(but=["lora", "tied"])
 @pytest.mark.parametrize("name", TWO)
 def test_two_stages_change_nothing(pair: Path, name: str) -> None:
     require_same(pair / name, pair / f"{name} alone")
 
 
+@pytest.mark.nightly(but=["tied-zero_bubble", "lora-interleaved"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", MORE)
 def test_other_schedules_change_nothing(pair: Path, name: str, schedule: str) -> None:
     require_same(pair / f"{name} {schedule}", pair / f"{name} alone")
 
 
+@pytest.mark.nightly(but=["zero_bubble"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_other_schedules_go_on_bit_for_bit(pair: Path, schedule: str) -> None:
     assert torch.equal(weights(pair / f"tied {schedule} resumed"), weights(pair / f"tied {schedule}"))
@@ -99,13 +105,15 @@ def test_one_process_goes_on_with_what_a_pipeline_began(pair: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def four(pair: Path) -> Path:
+def four(request: pytest.FixtureRequest, pair: Path) -> Path:
     """Runs of four processes."""
-    jobs = [(way, [*words(pair, name), f"distributed={layout}"], None) for way, (name, layout) in FOUR.items()]
+    asked = [(cell["way"], *FOUR[cell["way"]]) for cell in cells(request, "test_four_processes")]
+    jobs = [(way, [*words(pair, name), f"distributed={layout}"], None) for way, name, layout in asked]
     layouts.in_processes(pair, jobs, processes=4)
     return pair
 
 
+@pytest.mark.nightly(but=["in two pipelines"])
 @pytest.mark.parametrize("way", FOUR)
 def test_four_processes(four: Path, way: str) -> None:
     require_same(four / way, four / f"{FOUR[way][0]} alone")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import workbench
-from tests.conftest import MINILM, save_tiny, write_animals, write_questions
+from tests.conftest import MINILM, cells, save_tiny, write_animals, write_questions
 from tests.recipes.tasks.tag.test_tag_run import sentences
 from tests.workbench.training.distributed import layouts
 from tests.workbench.training.distributed.test_layouts import save_model
@@ -66,8 +66,8 @@ def words_of(folder: Path, name: str, way: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
-    """Runs of one process, and of two."""
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+    """Runs of one process and of two that are asked for."""
     folder = tmp_path_factory.mktemp("tasks")
     save_model(folder / "model", stories, "qwen3", num_key_value_heads=2, head_dim=8)
     save_tiny(folder / "tensor encoder", "EuroBert", "MaskedLM", MINILM, mask_token_id=103)
@@ -85,24 +85,25 @@ def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
         "save": {"every": None},
     }
     (folder / "recipe.yaml").write_text(dump_yaml(recipe))
+    asked = {(cell["task"], cell["way"]) for cell in cells(request, "test_two_processes_have_the_losses_of_one")}
+    asked |= {(cell["task"], "tensor") for cell in cells(request, "test_groups_have_the_losses_of_one_process")}
     jobs: list[tuple[str, list[str], str | None]] = []
-    for way, layout in WAYS.items():
-        for name in able(way):
-            own = words_of(folder, name, way)
-            workbench.run(str(folder / "recipe.yaml"), own, out=folder / f"{name} {way} alone", quiet=True)
-            jobs.append((f"{name} {way}", [*own, layout], None))
-    # Its head reads the first token of each packed row.
-    own = [*words_of(folder, "classify", "pipeline"), f"model.id={folder / 'pooled encoder'}"]
-    workbench.run(str(folder / "recipe.yaml"), own, out=folder / "classify pooled alone", quiet=True)
-    jobs.append(("classify pooled", [*own, WAYS["pipeline"]], None))
+    for name, way in sorted(asked):
+        engine = way if way in WAYS else "pipeline"
+        own = words_of(folder, name, engine)
+        # Its head reads the first token of each packed row.
+        own += [f"model.id={folder / 'pooled encoder'}"] if way == "pooled" else []
+        workbench.run(str(folder / "recipe.yaml"), own, out=folder / f"{name} {way} alone", quiet=True)
+        jobs.append((f"{name} {way}", [*own, WAYS[engine]], None))
     layouts.in_processes(folder, jobs)
     return folder
 
 
 @pytest.fixture(scope="module")
-def four(runs: Path) -> Path:
+def four(request: pytest.FixtureRequest, runs: Path) -> Path:
     """Runs of two groups of two processes."""
-    jobs = [(f"{name} in groups", [*words_of(runs, name, "tensor"), WAYS["tensor"]], None) for name in GROUPS]
+    asked = [cell["task"] for cell in cells(request, "test_groups_have_the_losses_of_one_process")]
+    jobs = [(f"{name} in groups", [*words_of(runs, name, "tensor"), WAYS["tensor"]], None) for name in asked]
     layouts.in_processes(runs, jobs, processes=4)
     return runs
 
@@ -131,6 +132,7 @@ def test_every_task_that_several_devices_train_is_run_or_says_why_not() -> None:
     assert {facts.name for facts in shipped if facts.pipeline is None} == set(able("pipeline"))
 
 
+@pytest.mark.nightly(but=["sft-tensor", "tag-tensor", "prefer-pipeline", "classify-pooled"])
 @pytest.mark.parametrize(
     ("task", "way"), [*((task, way) for way in WAYS for task in able(way)), ("classify", "pooled")]
 )
@@ -138,6 +140,7 @@ def test_two_processes_have_the_losses_of_one(runs: Path, task: str, way: str) -
     require_same(runs / f"{task} {way}", runs / f"{task} {way} alone")
 
 
+@pytest.mark.nightly(but=["prefer"])
 @pytest.mark.parametrize("task", GROUPS)
 def test_groups_have_the_losses_of_one_process(four: Path, task: str) -> None:
     require_same(four / f"{task} in groups", four / f"{task} tensor alone")
