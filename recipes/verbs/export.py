@@ -13,10 +13,11 @@ from workbench.errors import BackboneError, ConfigError
 from workbench.evaluation import held_out_losses
 from workbench.evaluation.perplexity import Agreement
 from workbench.models import backbones, exported
-from workbench.models.backbones import DTYPES, QUANTISED
+from workbench.models.backbones import QUANTISED
 from workbench.models.exporting import card, lora_limits
 from workbench.models.exporting.card import CardFacts
 from workbench.models.exporting.lora_limits import MERGE
+from workbench.models.exporting.onnx_quantisers import QUANTISERS
 from workbench.recipes.task import OutputError, implementation
 from workbench.recipes.tasks.classify.task import Gap
 from workbench.recipes.tasks.embed.task import Angle
@@ -27,10 +28,10 @@ from workbench.runs.trust import Trust
 
 MOST_KL = 0.1
 """Divergence from the run, in nats, above which an export is another model and is not written."""
-LEAST_COSINE = 0.99
-"""The same for embeddings."""
+LEAST_COSINE, LEAST_COSINE_QUANTISED = 0.99, 0.9
+"""The same for embeddings, and for those that were quantised."""
 LEAST_SAME = 0.9
-"""The same for numbers: share of rows within a hundredth of the labels' spread."""
+"""The same for numbers: share of rows within a hundredth of the labels' spread; quantised ones are only told."""
 ALL_HEADS = ("text", "masked", "classes", "tokens", "hidden")
 
 
@@ -45,6 +46,8 @@ class Target:
     """`adapter`, `whole` or both."""
     packages: tuple[str, ...] = ()
     """Packages of the extra `export` that it needs."""
+    weights: tuple[str, ...] = ("bfloat16", "float32", "float16")
+    """Formats of a whole model's weights, the default first."""
 
 
 _BOTH, _ONNX = ("adapter", "whole"), ("onnx", "onnxruntime", "onnxscript")
@@ -55,7 +58,7 @@ TARGETS = {
     "ollama": Target(export_targets.ollama_folder, ("text",), _BOTH, ("gguf",)),
     "vllm": Target(export_targets.vllm_folder, ("text",), _BOTH),
     "sglang": Target(export_targets.sglang_folder, ("text",), _BOTH),
-    "onnx": Target(export_targets.onnx, ALL_HEADS, ("whole",), _ONNX),
+    "onnx": Target(export_targets.onnx, ALL_HEADS, ("whole",), _ONNX, ("float32", *QUANTISERS)),
 }
 
 
@@ -69,6 +72,10 @@ class Exported:
     usage: str
     pushed: str | None
     """Address on the hub."""
+    costs: tuple[tuple[str, str, str, str], ...] = ()
+    """Rows of a table beside the model that was not quantised: bytes and times."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what quantising changed."""
 
 
 def export(
@@ -93,7 +100,8 @@ def export(
         out: Folder to write; it must not exist.
         normalise: Write the adapter as plain LoRA of one rank with scale 1.
         whole: Write one whole model instead of an adapter: `--merge` of the command.
-        weights: Precision of a whole model, or of the backbone under an adapter; default bfloat16, for ONNX float32.
+        weights: Precision of a whole model, or of the backbone under an adapter; default bfloat16. For
+            ONNX float32 (default), int8 or int4.
         push: Repository OWNER/NAME on the hub to upload it into; nothing is uploaded without one.
         trust: Execute the Python code that the run's config.yaml names.
         command: The command line, for the card.
@@ -117,11 +125,10 @@ def export(
     if to not in TARGETS:
         raise ConfigError(f"--to {to}: expected {', '.join(TARGETS)}.")
     target = TARGETS[to]
-    precision = weights or ("float32" if to == "onnx" else "bfloat16")
-    if precision not in DTYPES:
-        raise ConfigError(f"--weights {precision}: expected {', '.join(DTYPES)}.")
-    if to == "onnx" and precision != "float32":
-        raise ConfigError(f"--weights {precision}: --to onnx writes float32, which onnxruntime computes everywhere.")
+    precision = weights or target.weights[0]
+    if precision not in target.weights:
+        raise ConfigError(f"--weights {precision}: expected {', '.join(target.weights)} with --to {to}.")
+    quantised = precision if precision in QUANTISERS else None
     if normalise and whole:
         raise ConfigError("--normalise writes an adapter and --merge a whole model. Write one of them.")
     if out.exists():
@@ -143,7 +150,9 @@ def export(
             f"--to {to} needs {', '.join(missing)}, not installed here. Write pip install 'peft-workbench[export]'."
         )
     files.require_writable(out)
-    source = Source(run, config, implementation(config).outputs(run, config), form, precision)
+    source = Source(
+        run, config, implementation(config).outputs(run, config), form, "float32" if quantised else precision, quantised
+    )
     with files.new_folder(out) as folder:
         written = target.write(source, folder)
         _require_close(source, written.error)
@@ -158,11 +167,15 @@ def export(
             head=source.reference.task.head,
             pictures=source.reference.tokenizer is None,
             intervals={} if kept is None else held_out_losses.intervals(kept),
+            quantised=written.costs,
+            notes=written.notes,
         )
         values = config.model_dump(mode="json")
         card.write(run, folder, values, facts, out=out)
     pushed = None if push is None else card.push_to_hub(out, push)
-    return Exported(facts.form, facts.error, written.usage.replace("DIR", str(out)), pushed)
+    return Exported(
+        facts.form, facts.error, written.usage.replace("DIR", str(out)), pushed, written.costs, written.notes
+    )
 
 
 def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> None:
@@ -212,9 +225,9 @@ def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> Non
 def _require_close(source: Source, error: OutputError) -> None:
     """Raise ConfigError where what was written is another model."""
     if isinstance(error, Angle):
-        far = error.cosine < LEAST_COSINE
+        far = error.cosine < (LEAST_COSINE_QUANTISED if source.quantised else LEAST_COSINE)
     elif isinstance(error, Gap) and error.kl is None:
-        far = error.same < LEAST_SAME
+        far = error.same < LEAST_SAME and not source.quantised
     else:
         assert isinstance(error, Gap | Agreement)
         far = error.kl is not None and error.kl > MOST_KL
@@ -222,7 +235,10 @@ def _require_close(source: Source, error: OutputError) -> None:
         return
     weights = source.config.model.weights
     advice = "Write --weights float32." if source.weights != "float32" else "Please report this backbone."
-    if source.form != "whole" and weights in QUANTISED:
+    if source.quantised:
+        coarser = list(QUANTISERS)[: list(QUANTISERS).index(source.quantised)]
+        advice = f"Write --weights {' or '.join(['float32', *coarser])}."
+    elif source.form != "whole" and weights in QUANTISED:
         advice = f"It was trained over {weights} weights, and {MERGE}, with their values."
     raise ConfigError(f"The export computes something else than the run, and is not kept. {error.sentence} {advice}")
 
@@ -230,5 +246,5 @@ def _require_close(source: Source, error: OutputError) -> None:
 _FORMS: dict[Form, Callable[[Source], str]] = {
     "trained": lambda source: f"Adapter of method {source.config.adapter.method}, as it was trained.",
     "normalised": lambda source: f"Adapter of method {source.config.adapter.method}, as plain LoRA with scale 1.",
-    "whole": lambda source: merge.added(source.config, source.weights),
+    "whole": lambda source: merge.added(source.config, source.quantised or source.weights),
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from torch import nn
 from transformers import PreTrainedModel
 
 from workbench import adapters
@@ -19,12 +20,14 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.errors import ConfigError
 from workbench.models import backbones, exported
 from workbench.models.backbones import DTYPES
-from workbench.models.exporting import lora_limits, ollama, onnx_model
+from workbench.models.exporting import lora_limits, ollama, onnx_model, onnx_quantisers
 from workbench.models.exporting.lora_limits import LoraLimits
+from workbench.models.exporting.onnx_model import OnnxModel
 from workbench.recipes.task import OutputError, RunOutputs
 from workbench.recipes.tasks.classify.task import ClassReference
 from workbench.recipes.tasks.sft.task import TextReference
-from workbench.recipes.verbs import merge
+from workbench.recipes.verbs import merge, quantised_export
+from workbench.recipes.verbs.quantised_export import PairedModels
 
 Form = Literal["trained", "normalised", "whole"]
 """An adapter as it was trained, as plain LoRA, or one whole model."""
@@ -40,6 +43,8 @@ class Source:
     form: Form
     weights: str
     """Precision of a whole model, or of the backbone over which an adapter is checked."""
+    quantised: str | None = None
+    """Format into which a whole model is quantised."""
 
     @property
     def stop(self) -> list[int]:
@@ -72,6 +77,10 @@ class WrittenExport:
     usage: str
     """Lines that load it, in Python or for a shell; DIR stands for the folder."""
     limits: tuple[str, ...] = ()
+    costs: tuple[tuple[str, str, str, str], ...] = ()
+    """Rows of a table beside the model that was not quantised."""
+    notes: tuple[str, ...] = ()
+    """Sentences on that table, and on what quantising changed."""
 
 
 Writer = Callable[[Source, Path], WrittenExport]
@@ -108,18 +117,34 @@ def onnx(source: Source, folder: Path) -> WrittenExport:
         pictures = reference.rows.batch(np.zeros(2, dtype=np.int64)).inputs
         inputs = {name: tensor.cpu() for name, tensor in pictures.items()}
     path = folder / onnx_model.FILE
-    onnx_model.write(stock, path, {name: each.to(stock.device) for name, each in inputs.items()}, output)
-    model = onnx_model.OnnxModel(path, stock, output)
-    if isinstance(reference, TextReference):
-        error: OutputError = reference.error_of_head(model, onnx_model.logits_head(stock))
-    else:
-        error = reference.error(model, stock)
+
+    def write(path: Path) -> OnnxModel:
+        onnx_model.write(stock, path, {name: each.to(stock.device) for name, each in inputs.items()}, output)
+        return OnnxModel(path, stock, output)
+
+    def error(model: nn.Module) -> OutputError:
+        if isinstance(reference, TextReference):
+            return reference.error_of_head(model, onnx_model.logits_head(stock))
+        return reference.error(model, stock)
+
     usage = (
         f"import onnxruntime\n\nsession = onnxruntime.InferenceSession('DIR/{onnx_model.FILE}')\n"
         f"session.run(['{output}'], {{{', '.join(f'{name!r}: {name}' for name in inputs)}}})"
     )
     limits = [*_sentences(source), "No cache: each pass computes the whole text."] if output == "logits" else []
-    return WrittenExport(error, "computed by onnxruntime on the CPU", usage, tuple(limits))
+    checked = "computed by onnxruntime on the CPU"
+    if source.quantised is None:
+        return WrittenExport(error(write(path)), checked, usage, tuple(limits))
+    quantiser = onnx_quantisers.QUANTISERS[source.quantised]
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+        plain = write(Path(name) / onnx_model.FILE)
+        onnx_quantisers.quantise(Path(name) / onnx_model.FILE, path, source.quantised)
+        pair = PairedModels(OnnxModel(path, stock, output), plain)
+        found = error(pair)
+        rows, measured = quantised_export.costs(pair, (Path(name) / onnx_model.FILE, path))
+        notes = (f"Before it was quantised: {error(plain).sentence}", pair.sentence, measured)
+    limits += [quantiser.sentence, *quantiser.limits]
+    return WrittenExport(found, checked, usage, tuple(limits), tuple(rows), notes)
 
 
 def gguf(source: Source, folder: Path) -> WrittenExport:

@@ -38,9 +38,12 @@ CASES = {
     "no run": Case("export stories --to peft --out x", "stories: not a run directory", "`workbench ls runs`"),
     "no adapter": Case(PEFT, "one: no adapter", "Finish the run first", lambda _: shutil.rmtree("one/adapter")),
     "damaged settings": Case(PEFT, SETTINGS, "Restore it", file(SETTINGS, "{")),
-    "weights": Case(f"{PEFT} --weights int4", "--weights int4", "expected float32, bfloat16, float16"),
+    "weights": Case(f"{PEFT} --weights int4", "--weights int4", "expected bfloat16, float32, float16 with --to peft"),
     "onnx in bfloat16": Case(
-        "export one --to onnx --weights bfloat16 --out x", "--weights bfloat16", "--to onnx writes float32"
+        "export one --to onnx --weights bfloat16 --out x", "--weights bfloat16", "expected float32, int8, int4"
+    ),
+    "merged in 4 bits": Case(
+        "export one --to merged --weights int4 --out x", "--weights int4", "expected bfloat16, float32, float16"
     ),
     "both forms": Case(f"{PEFT} --normalise --merge", "--normalise writes an adapter and --merge", "Write one of them"),
     "a merge for PEFT": Case(f"{PEFT} --merge", "--to peft writes an adapter", "Write --to merged"),

@@ -392,6 +392,11 @@ def merged(merged: Merged, out: Path) -> None:
 def exported(exported: Exported, out: Path) -> None:
     """Print an export, its error, and the lines that load it."""
     OUT.print(f"{exported.sentence}\nExport: {out}\n{exported.error}", markup=False, soft_wrap=True)
+    if exported.costs:
+        from workbench.models.exporting.card import QUANTISED_COLUMNS
+
+        OUT.print("\n".join(exported.notes), markup=False, soft_wrap=True)
+        OUT.print(table(QUANTISED_COLUMNS, exported.costs, right=(1, 2, 3), framed=True))
     OUT.print(exported.usage, markup=False, style="bold", soft_wrap=True)
     if exported.pushed is not None:
         _lines(f"Pushed to {exported.pushed}")

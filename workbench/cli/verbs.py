@@ -608,7 +608,9 @@ def export(
     overrides: Moved = None,
     normalise: Annotated[bool, typer.Option("--normalise", help="Write plain LoRA of one rank, scale 1.")] = False,
     merge: Annotated[bool, typer.Option("--merge", help="One whole model instead of an adapter.")] = False,
-    weights: Annotated[str | None, typer.Option(help="float32, bfloat16 (default) or float16; onnx: float32.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 (default) or float16; onnx: float32 (default), int8 or int4.")
+    ] = None,
     push: Annotated[str | None, typer.Option(help="OWNER/NAME on the hub to upload it to; private if new.")] = None,
     trust: Trusted = False,
 ) -> None:

@@ -132,7 +132,7 @@ def _times(models: Sequence[Measurable], batches: Mapping[int, Indices]) -> list
     found: list[dict[str, float | None]] = [{} for _ in models]
 
     def timed(rows: Indices, written: int) -> list[float]:
-        seconds = _interleaved([_pass(each, rows, written) for each in models])
+        seconds = interleaved([_pass(each, rows, written) for each in models])
         return [each.copies * own for each, own in zip(models, seconds, strict=True)]
 
     once = timed(batches[1], int(writes))
@@ -157,7 +157,7 @@ def _pass(model: Measurable, rows: Indices, written: int) -> Pass:
     return lambda: write(rows, written)
 
 
-def _interleaved(passes: Sequence[Pass]) -> list[float]:
+def interleaved(passes: Sequence[Pass]) -> list[float]:
     """Median seconds of each pass; they run in turn, and the first round warms up."""
     rounds, began = list[list[float]](), time.perf_counter()
     while len(rounds) < 2 or (len(rounds) <= REPEATS and time.perf_counter() - began < SECONDS):

@@ -19,6 +19,7 @@ LIBRARIES = {"peft": "peft", "gguf": "gguf", "ollama": "gguf", "onnx": "onnx"}
 """Libraries by which the hub loads what a target writes; transformers for the others."""
 PIPELINES = {"text": "text-generation", "masked": "fill-mask", "classes": "text-classification",
              "tokens": "token-classification", "hidden": "sentence-similarity"}  # fmt: skip
+QUANTISED_COLUMNS = ("", "float32", "quantised", "gain")
 _ENDS = ("low", "high")
 
 
@@ -41,6 +42,10 @@ class CardFacts:
     """Whether it reads pictures."""
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """95 % intervals of scores after training whose bounds do not stand in scores.json."""
+    quantised: Sequence[tuple[str, str, str, str]] = ()
+    """Costs beside the model that was not quantised: title, plain, quantised, gain."""
+    notes: Sequence[str] = ()
+    """Sentences on what quantising changed."""
 
 
 def write(run: Path, folder: Path, values: Mapping[str, Any], facts: CardFacts, *, out: Path) -> None:
@@ -72,6 +77,7 @@ def write(run: Path, folder: Path, values: Mapping[str, Any], facts: CardFacts, 
         f"## Data\n\n| split | source | rows | fingerprint |\n|---|---|---|---|\n{''.join(rows)}",
         f"## Scores\n\n{_scores(scores, facts.intervals)}",
         *_costs(scores.get(score_files.COSTS)),
+        *_quantised(facts),
         *_tasks(scores.get(score_files.TASKS) or {}),
         *_win_rates(score_files.read_win_rates(run)),
         f"## Limits\n\n{_listed(limits)}",
@@ -175,6 +181,15 @@ def _costs(costs: Mapping[str, Any] | None) -> list[str]:
         return []
     lines = [cost_table.COLUMNS, ("---",) * 4, *found.rows]
     return ["".join(["## Costs\n\n", found.note, "\n\n", *(f"| {' | '.join(each)} |\n" for each in lines)])]
+
+
+def _quantised(facts: CardFacts) -> list[str]:
+    """The section on what quantising saved and changed; none where nothing was quantised."""
+    if not facts.quantised:
+        return []
+    lines = [QUANTISED_COLUMNS, ("---",) * 4, *facts.quantised]
+    table = "".join(f"| {' | '.join(each)} |\n" for each in lines)
+    return [f"## Quantised\n\n{' '.join(facts.notes)}\n\n{table}"]
 
 
 def _win_rates(contests: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -57,7 +57,9 @@ class OnnxModel(nn.Module):
 
         super().__init__()
         self.stock, self.output = stock, output
-        self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     @property
     def config(self) -> Any:
