@@ -87,9 +87,9 @@ def costs(pair: PairedModels, files: tuple[Path, Path]) -> tuple[list[tuple[str,
         once = sum(seconds)
         title = "time for a row" if batch == 1 else f"time for {batch} rows"
         rows.append((title, *map(units.step, seconds), _gain(*seconds)))
-    tokens = f"a row has {row['input_ids'].shape[1]:,} tokens, " if "input_ids" in row else ""
+    tokens = f", rows of {row['input_ids'].shape[1]:,} tokens" if "input_ids" in row else ""
     threads = "1 thread" if torch.get_num_threads() == 1 else f"{torch.get_num_threads()} threads"
-    return rows, f"Measured in turn on {hardware()['name']}, {threads}; {tokens}and a batch is not padded."
+    return rows, f"Measured in turn on {hardware()['name']}, {threads}{tokens}."
 
 
 def _gain(plain: float, quantised: float) -> str:
