@@ -5,7 +5,8 @@ Legend: B rows, L positions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +77,21 @@ def costs(pair: PairedModels, files: tuple[Path, Path]) -> tuple[list[tuple[str,
         files: The plain model, and the quantised one.
     """
     sizes = [sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*")) for path in files]
-    rows = [("bytes on disk", *map(units.size, sizes), _gain(*sizes))]
+    rows = [_row_of("bytes on disk", sizes, units.size)]
     row = sorted(pair.rows, key=lambda each: next(iter(each.values())).numel())[len(pair.rows) // 2]
     once = 0.0
     for batch in (1, student_costs.ROWS):
-        inputs = {name: each.repeat_interleave(batch, 0) for name, each in row.items()}
         if batch * once > student_costs.LARGE_SECONDS:
-            continue
-        seconds = student_costs.interleaved([lambda: pair.plain(**inputs), lambda: pair.quantised(**inputs)])  # noqa: B023
+            break
+        inputs = {name: each.repeat_interleave(batch, 0) for name, each in row.items()}
+        seconds = student_costs.interleaved([partial(each, **inputs) for each in (pair.plain, pair.quantised)])
         once = sum(seconds)
-        title = "time for a row" if batch == 1 else f"time for {batch} rows"
-        rows.append((title, *map(units.step, seconds), _gain(*seconds)))
+        rows.append(_row_of("time for a row" if batch == 1 else f"time for {batch} rows", seconds, units.step))
     tokens = f", rows of {row['input_ids'].shape[1]:,} tokens" if "input_ids" in row else ""
     threads = "1 thread" if torch.get_num_threads() == 1 else f"{torch.get_num_threads()} threads"
     return rows, f"Measured in turn on {hardware()['name']}, {threads}{tokens}."
 
 
-def _gain(plain: float, quantised: float) -> str:
-    return f"{plain / quantised:.3g} times"
+def _row_of(title: str, both: Sequence[float], shown: Callable[[float], str]) -> tuple[str, str, str, str]:
+    plain, quantised = both
+    return title, shown(plain), shown(quantised), f"{plain / quantised:.3g} times"
