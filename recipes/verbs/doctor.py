@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module, metadata
@@ -23,6 +24,8 @@ LITTLE_DISK = 5 * 10**9
 """Free bytes below which a run with checkpoints of a billion parameters may end in a full disk."""
 LITTLE_SHARED = 256 << 20
 """Bytes of /dev/shm below which processes that share tensors fail, as in a container with its default of 64 MiB."""
+COPIED = 256 << 20
+"""Bytes by which the speed of a link is measured."""
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)[af]?")
 DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -57,6 +60,7 @@ def examine() -> list[MachineFact]:
         processor,
         accelerator,
         communication,
+        links,
         threads,
         memory,
         disks,
@@ -162,6 +166,46 @@ def communication() -> Iterator[MachineFact]:
     else:
         cure = "Several devices talk by gloo, slowly. Install torch from pytorch.org."
         yield MachineFact("NCCL", "not in this torch", cure)
+
+
+def links() -> Iterator[MachineFact]:
+    """Whether GPUs reach each other's memory, and how fast each copies to the next one."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count < 2:
+        return
+    pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
+    apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+    try:
+        rates = {(one, (one + 1) % count): link_speed(one, (one + 1) % count) for one in range(count)}
+    except torch.OutOfMemoryError:
+        speed = "no room to measure how fast they copy"
+    else:
+        slowest = min(rates, key=rates.__getitem__)
+        one, other = slowest
+        speed = f"{rates[slowest] / 1e9:.0f} GB/s from cuda:{one} to cuda:{other}, the slowest of {len(rates)} links"
+    if not apart:
+        yield MachineFact("links", f"each GPU reaches the memory of all others; {speed}")
+        return
+    told = ", ".join(f"cuda:{one} to cuda:{other}" for one, other in apart[:3]) + (", ..." if apart[3:] else "")
+    cure = (
+        "What they exchange goes through the host. Choose GPUs that reach each other by CUDA_VISIBLE_DEVICES "
+        "(`nvidia-smi topo -m` shows which), or a layout that sends less: distributed.zero=0."
+    )
+    yield MachineFact("links", f"no peer access: {told}; {speed}", cure)
+
+
+def link_speed(one: int, other: int) -> float:
+    """Bytes a second at which a GPU copies to another one: the fastest of three copies."""
+    source = torch.empty(COPIED, dtype=torch.uint8, device=f"cuda:{one}")
+    target = torch.empty_like(source, device=f"cuda:{other}")
+    seconds = []
+    for _ in range(4):  # the first one sets the link up
+        torch.cuda.synchronize(one)
+        began = time.perf_counter()
+        target.copy_(source)
+        torch.cuda.synchronize(other)
+        seconds.append(time.perf_counter() - began)
+    return COPIED / min(seconds[1:])
 
 
 def runs_on(capability: tuple[int, int], built: list[str]) -> bool:

@@ -90,6 +90,34 @@ def test_how_devices_talk_is_told_with_and_without_them(
     assert found.subject == "NCCL" and fact in found.fact and bool(found.cure) is gpu
 
 
+@pytest.mark.parametrize(
+    ("apart", "fact"),
+    [
+        ((), "each GPU reaches the memory of all others; 40 GB/s from cuda:2 to cuda:0, the slowest of 3 links"),
+        (((0, 2), (2, 0)), "no peer access: cuda:0 to cuda:2, cuda:2 to cuda:0; 40 GB/s"),
+    ],
+)
+def test_gpus_that_do_not_reach_each_other_are_named_and_the_slowest_link_is_told(
+    apart: tuple[tuple[int, int], ...], fact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {(0, 1): 180e9, (1, 2): 200e9, (2, 0): 40e9}
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor.torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(doctor.torch.cuda, "can_device_access_peer", lambda *pair: pair not in apart)
+    monkeypatch.setattr(doctor, "link_speed", lambda *pair: rates[pair])
+    (found,) = doctor.links()
+    assert found.fact.startswith(fact) and bool(found.cure) is bool(apart) and not found.is_fault
+
+    def full(*pair: int) -> float:
+        raise doctor.torch.OutOfMemoryError
+
+    monkeypatch.setattr(doctor, "link_speed", full)
+    (found,) = doctor.links()
+    assert "no room to measure" in found.fact
+    monkeypatch.setattr(doctor.torch.cuda, "device_count", lambda: 1)
+    assert list(doctor.links()) == []
+
+
 def test_full_disks_and_little_shared_memory_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage(64 << 20, 0, 10**9))
