@@ -1,9 +1,9 @@
 """Losses of sampled answers: advantages from rewards, clipped probability ratios, and a penalty of divergence.
 
-A ratio is the probability of a token now divided by that when the answer was sampled. GRPO, Dr. GRPO and DAPO differ in
-what they average, and over how much.
+A ratio is the probability of a token now divided by that when the answer was sampled. GRPO, Dr. GRPO, DAPO, GSPO and
+CISPO differ in what they average, over how much, and in what happens to large ratios.
 
-Legend: P prompts, G answers to each, B answers, L their tokens, padded.
+Legend: P prompts, G answers to each, B answers, L their tokens, padded, A actions: tokens, or 1, the whole answer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.config.sections.reinforce_config import Normalise
+from workbench.config.sections.reinforce_config import Beyond, Normalise
 
+WHOLE = ("whole", "mean_ratio")
+"""Where an answer is one action."""
 EPSILON = 1e-4  # added to a standard deviation, as TRL does: rewards that hardly differ do not become large advantages
 
 
@@ -92,6 +94,29 @@ def clipped(log_ratio: Tensor, advantage: Tensor, *, low: float, high: float) ->
     return Clipped(loss, beyond)
 
 
+def capped(log_p: Tensor, log_ratio: Tensor, advantage: Tensor, *, high: float) -> Clipped:
+    """-min(ratio, 1 + high) A log p, elementwise; the ratio gets no gradient, and says so of itself where it is cut.
+
+    CISPO (MiniMax 2025, arXiv:2506.13585, eq. 4, 5), which has no lower bound: a rare token that a long answer turned
+    on still learns, where clipping would leave it out. Arguments as those of `clipped`.
+    """
+    ratio = log_ratio.detach().exp()
+    return Clipped(-ratio.clamp_max(1 + high) * advantage * log_p, ratio > 1 + high)
+
+
+def of_actions(log_ratio_BL: Tensor, mask_BL: Tensor, normalise: Normalise) -> Tensor:
+    """Logarithms of the ratios of what counts as one action: (B, L) of tokens, (B, 1) of whole answers.
+
+    `mean_ratio` is the geometric mean of the ratios of an answer's tokens (GSPO, Zheng et al. 2025, arXiv:2507.18071,
+    eq. 7), `whole` their product (RLOO, Ahmadian et al. 2024, arXiv:2402.14740).
+    """
+    log_ratio_BL = log_ratio_BL.masked_fill(~mask_BL, 0)
+    if normalise not in WHOLE:
+        return log_ratio_BL
+    sum_B1 = log_ratio_BL.sum(1, keepdim=True)
+    return sum_B1 if normalise == "whole" else sum_B1 / mask_BL.sum(1, keepdim=True).clamp_min(1)
+
+
 def divergence(log_p: Tensor, reference: Tensor) -> Tensor:
     """exp(d) - d - 1 with d = log p_reference - log p, elementwise, >= 0: an unbiased estimate of KL(p || reference).
 
@@ -119,11 +144,9 @@ def importance(old_BL: Tensor, sampled_BL: Tensor, mask_BL: Tensor, *, cap: floa
         sampled_BL: Those that the sampler sampled the tokens with.
         mask_BL: Which tokens there are.
         cap: Highest weight, > 0.
-        normalise: As of `policy_loss`; `whole`: one weight for each answer, that of all its tokens together.
+        normalise: As of `policy_loss`; where an answer is one action, it has one weight.
     """
-    difference_BL = (old_BL - sampled_BL).detach().masked_fill(~mask_BL, 0)
-    if normalise == "whole":
-        difference_BL = difference_BL.sum(1, keepdim=True)
+    difference_BL = of_actions((old_BL - sampled_BL).detach(), mask_BL, normalise)
     return Importance(difference_BL.exp().clamp_max(cap), difference_BL > math.log(cap))
 
 
@@ -137,6 +160,7 @@ def policy_loss(
     high: float,
     normalise: Normalise,
     longest: int,
+    beyond: Beyond = "cut",
     reference_BL: Tensor | None = None,
     beta: float = 0.0,
     weight_BL: Tensor | None = None,
@@ -152,18 +176,22 @@ def policy_loss(
         high: See `clipped`.
         normalise: `answer`: mean over the tokens of each answer (GRPO). `token`: sum, for a mean over the tokens of all
             answers (DAPO). `constant`: sum divided by `longest` (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
-            `whole`: the answer is one action, with one ratio (RLOO, Ahmadian et al. 2024, arXiv:2402.14740).
+            `whole`, `mean_ratio`: the answer is one action, with one ratio; see `of_actions`.
         longest: Most tokens that an answer may have.
+        beyond: `cut`: see `clipped`. `cap`: see `capped`, where an answer's log p is as its ratio is.
         reference_BL: Log-probabilities of the reference, where beta > 0.
         beta: Factor of the divergence from the reference, which is added.
         weight_BL: Weights of `importance`, which the loss is multiplied by, and the divergence is not; None: all 1.
     """
-    difference_BL = (log_p_BL - old_BL).masked_fill(~mask_BL, 0)
-    if normalise == "whole":
-        difference_BL, advantage_BL = difference_BL.sum(1, keepdim=True), advantage_BL[:, :1]
-    surrogate = clipped(difference_BL, advantage_BL, low=low, high=high)
-    loss_BL = surrogate.loss if weight_BL is None else surrogate.loss * weight_BL
-    loss_B = loss_BL[:, 0] if normalise == "whole" else over_tokens(loss_BL, mask_BL, normalise, longest)
+    log_ratio_BA = of_actions(log_p_BL - old_BL, mask_BL, normalise)
+    whole = normalise in WHOLE
+    advantage_BA = advantage_BL[:, :1] if whole else advantage_BL
+    if beyond == "cap":
+        surrogate = capped(of_actions(log_p_BL, mask_BL, normalise), log_ratio_BA, advantage_BA, high=high)
+    else:
+        surrogate = clipped(log_ratio_BA, advantage_BA, low=low, high=high)
+    loss_BA = surrogate.loss if weight_BL is None else surrogate.loss * weight_BL
+    loss_B = loss_BA[:, 0] if whole else over_tokens(loss_BA, mask_BL, normalise, longest)
     clipped_BL = surrogate.clipped & mask_BL
     if beta:
         assert reference_BL is not None
@@ -175,7 +203,7 @@ def policy_loss(
 def over_tokens(value_BL: Tensor, mask_BL: Tensor, normalise: Normalise, longest: int) -> Tensor:
     """Value (B,) of each answer from those of its tokens; see `policy_loss`."""
     sum_B = value_BL.masked_fill(~mask_BL, 0).sum(1)
-    if normalise == "answer":
+    if normalise in ("answer", "mean_ratio"):
         return sum_B / mask_BL.sum(1).clamp_min(1)
     return sum_B / longest if normalise == "constant" else sum_B
 

@@ -186,6 +186,12 @@ POLICIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "dr_grpo": ("GRPO", {"loss_type": "dr_grpo", "scale_rewards": "none"}, "constant"),
     "dapo": ("GRPO", {"loss_type": "dapo", "epsilon_high": 0.28}, "token"),
     "rloo": ("RLOO", {"beta": 0.0}, "whole"),
+    "gspo": (
+        "GRPO",
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+        "mean_ratio",
+    ),
+    "cispo": ("GRPO", {"loss_type": "cispo", "epsilon_high": 5.0}, "token"),
 }
 
 
@@ -241,10 +247,11 @@ def test_policy_losses(
         old_BL,
         advantage[config.settings.baseline]().reshape(-1, 1).expand_as(mask_BL),
         mask_BL,
-        low=config.clip,
+        low=config.settings.clip,
         high=config.settings.clip_high,
         normalise=config.settings.normalise,
         longest=12,
+        beyond=config.settings.beyond,
     )
     assert bool(clipped_BL.any()) == moved
     items = int(mask_BL.sum()) if normalise == "token" else 8

@@ -19,7 +19,7 @@ REWARD = torch.tensor(REWARDS, dtype=torch.float64)
 LENGTHS, LONGEST = [3, 1, 4], 6
 MASK = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
 LOW, HIGH = 0.2, 0.3
-NORMALISE: tuple[Normalise, ...] = ("answer", "token", "constant", "whole")
+NORMALISE: tuple[Normalise, ...] = ("answer", "token", "constant", "whole", "mean_ratio")
 
 
 def test_of_group_and_leave_one_out_equal_their_formulas() -> None:
@@ -91,6 +91,19 @@ def surrogate(ratio: float, advantage: float) -> float:
     return -min(ratio * advantage, min(max(ratio, 1 - LOW), 1 + HIGH) * advantage)
 
 
+def of_actions(ratios: list[float], normalise: Normalise) -> list[float]:
+    """Ratios of what counts as one action: of a token, or of the whole answer."""
+    whole = math.prod(ratios)
+    return {"whole": [whole], "mean_ratio": [whole ** (1 / len(ratios))]}.get(normalise, ratios)
+
+
+def of_answer(losses: list[float], kl: list[float], normalise: Normalise) -> float:
+    """The loss of an answer, from those of its actions, and from the divergences of its tokens."""
+    tokens = len(kl)
+    actions = {"answer": tokens, "constant": LONGEST}.get(normalise, 1)
+    return sum(losses) / actions + 0.05 * sum(kl) / (tokens if normalise == "mean_ratio" else actions)
+
+
 @pytest.mark.parametrize("normalise", NORMALISE)
 def test_equals_the_formula(numbers: dict[str, Tensor], normalise: Normalise) -> None:
     loss_B, _ = found(numbers, normalise, reference_BL=numbers["reference"], beta=0.05)
@@ -100,9 +113,7 @@ def test_equals_the_formula(numbers: dict[str, Tensor], normalise: Normalise) ->
         advantage = values["advantage"][row][0]
         kl = [math.exp(r - p) - (r - p) - 1 for p, r in zip(log_p, reference, strict=True)]
         ratios = [math.exp(p - o) for p, o in zip(log_p, old, strict=True)]
-        divisor = {"answer": length, "token": 1, "constant": LONGEST, "whole": 1}[normalise]
-        terms = [math.prod(ratios)] if normalise == "whole" else ratios
-        wanted = (sum(surrogate(each, advantage) for each in terms) + 0.05 * sum(kl)) / divisor
+        wanted = of_answer([surrogate(each, advantage) for each in of_actions(ratios, normalise)], kl, normalise)
         assert loss_B[row].item() == pytest.approx(wanted, rel=1e-12)
 
 
@@ -125,7 +136,8 @@ def test_without_an_update_the_gradient_is_that_of_reinforce(numbers: dict[str, 
     numbers = {**numbers, "log_p": log_p, "old": log_p.detach()}
     loss_B, clipped_BL = found(numbers, normalise)
     loss_B.sum().backward()  # type: ignore[no-untyped-call]
-    divisor = {"answer": torch.tensor(LENGTHS)[:, None], "constant": LONGEST}.get(normalise, 1)
+    lengths = torch.tensor(LENGTHS)[:, None]
+    divisor = {"answer": lengths, "mean_ratio": lengths, "constant": LONGEST}.get(normalise, 1)
     assert log_p.grad is not None
     torch.testing.assert_close(log_p.grad, (-numbers["advantage"] / divisor).masked_fill(~MASK, 0))
     assert not clipped_BL.any()
@@ -138,6 +150,25 @@ def test_clipped_tokens_are_those_without_a_gradient(numbers: dict[str, Tensor])
     assert log_p.grad is not None
     assert clipped_BL.any() and not clipped_BL.all()
     assert torch.equal(log_p.grad != 0, MASK & ~clipped_BL)
+
+
+@pytest.mark.parametrize("normalise", ["token", "mean_ratio"])
+def test_a_capped_ratio_weighs_the_gradient_and_cuts_none(numbers: dict[str, Tensor], normalise: Normalise) -> None:
+    log_p = numbers["log_p"].clone().requires_grad_()
+    loss_B, capped_BL = found({**numbers, "log_p": log_p}, normalise, beyond="cap")
+    loss_B.sum().backward()  # type: ignore[no-untyped-call]
+    assert log_p.grad is not None
+    ratio = (numbers["log_p"] - numbers["old"]).exp()
+    for row, length in enumerate(LENGTHS):
+        actions = of_actions(ratio[row, :length].tolist(), normalise)
+        wanted = [-min(each, 1 + HIGH) * numbers["advantage"][row, 0].item() for each in actions]
+        wanted = wanted if normalise == "token" else wanted * length
+        of_one = 1 if normalise == "token" else length
+        assert (log_p.grad[row, :length] * of_one).tolist() == pytest.approx(wanted, rel=1e-12)
+        assert not log_p.grad[row, length:].any()
+        cut = [each > 1 + HIGH for each in actions] * (length if normalise == "mean_ratio" else 1)
+        assert capped_BL[row, :length].tolist() == cut
+    assert capped_BL.any() or normalise == "mean_ratio"  # of long answers it is never far from 1
 
 
 @pytest.mark.parametrize("normalise", NORMALISE)
@@ -166,22 +197,21 @@ def test_who_drew_the_tokens_is_weighed_as_the_formula_says(
     numbers: dict[str, Tensor], sampled: Tensor, normalise: Normalise
 ) -> None:
     """min(pi / mu, cap) times the loss of each token, or of the whole answer; the divergence has no weight."""
-    weight, capped = policy_losses.importance(numbers["old"], sampled, MASK, cap=CAP, normalise=normalise)
+    cap = 1.1 if normalise == "mean_ratio" else CAP
+    weight, capped = policy_losses.importance(numbers["old"], sampled, MASK, cap=cap, normalise=normalise)
     loss_B, _ = found(numbers, normalise, reference_BL=numbers["reference"], beta=0.05, weight_BL=weight)
     values = {name: each.tolist() for name, each in {**numbers, "sampled": sampled}.items()}
     cut = []
     for row, length in enumerate(LENGTHS):
         log_p, old, mu, reference = (values[name][row][:length] for name in ("log_p", "old", "sampled", "reference"))
         advantage = values["advantage"][row][0]
-        kl = sum(math.exp(r - p) - (r - p) - 1 for p, r in zip(log_p, reference, strict=True))
+        kl = [math.exp(r - p) - (r - p) - 1 for p, r in zip(log_p, reference, strict=True)]
         ratios = [math.exp(p - o) for p, o in zip(log_p, old, strict=True)]
         drawn = [math.exp(o - m) for o, m in zip(old, mu, strict=True)]
-        if normalise == "whole":
-            ratios, drawn = [math.prod(ratios)], [math.prod(drawn)]
-        terms = [min(w, CAP) * surrogate(each, advantage) for each, w in zip(ratios, drawn, strict=True)]
-        divisor = {"answer": length, "token": 1, "constant": LONGEST, "whole": 1}[normalise]
-        assert loss_B[row].item() == pytest.approx((sum(terms) + 0.05 * kl) / divisor, rel=1e-12)
-        cut += [w > CAP for w in drawn]
+        ratios, drawn = of_actions(ratios, normalise), of_actions(drawn, normalise)
+        terms = [min(w, cap) * surrogate(each, advantage) for each, w in zip(ratios, drawn, strict=True)]
+        assert loss_B[row].item() == pytest.approx(of_answer(terms, kl, normalise), rel=1e-12)
+        cut += [w > cap for w in drawn]
     assert capped[MASK[:, : capped.shape[1]]].tolist() == cut and 0 < sum(cut) < len(cut)
 
 

@@ -12,7 +12,8 @@ from workbench.config.sections.basic_sections import ServerAddress
 from workbench.schema import MayExecute, Section, Unit
 
 Baseline = Literal["group", "group_scaled", "leave_one_out", "batch"]
-Normalise = Literal["answer", "token", "constant", "whole"]
+Normalise = Literal["answer", "token", "constant", "whole", "mean_ratio"]
+Beyond = Literal["cut", "cap"]
 ONLINE_DPO = "online_dpo"
 
 
@@ -22,7 +23,9 @@ class Settings:
 
     baseline: Baseline = "group_scaled"
     normalise: Normalise = "answer"
+    clip: float = 0.2
     clip_high: float | None = None
+    beyond: Beyond = "cut"
     beta: float = 0.0
     kl: Literal["loss", "reward"] = "loss"
     resample: int = 0
@@ -36,9 +39,11 @@ METHODS = {
     "dapo": Settings(normalise="token", clip_high=0.28, resample=3, overlong=0.2),
     "rloo": Settings("leave_one_out", "whole", beta=0.05, kl="reward"),
     "reinforce++": Settings("batch", "token", beta=0.01, kl="reward"),
+    "gspo": Settings(normalise="mean_ratio", clip=3e-4, clip_high=4e-4),
+    "cispo": Settings(normalise="token", clip_high=4.0, beyond="cap"),
     ONLINE_DPO: Settings(beta=0.1),
 }
-_OF_RATIOS = ("baseline", "normalise", "clip", "clip_high", "kl", "drop_cut", "importance_cap")
+_OF_RATIOS = ("baseline", "normalise", "clip", "clip_high", "beyond", "kl", "drop_cut", "importance_cap")
 """Keys of losses of single answers."""
 
 
@@ -63,9 +68,9 @@ class RolloutsConfig(Section):
 class ReinforceConfig(Section):
     """Learning from rewards of own answers: advantages, loss, reference, start."""
 
-    method: Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "online_dpo"] = "grpo"
-    """A published combination of baseline, normalise, clip_high, beta, kl, resample and overlong_buffer, each of which
-    may be written beside it. online_dpo: DPO of the best against the worst answer to each prompt."""
+    method: Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo", "online_dpo"] = "grpo"
+    """A published combination of baseline, normalise, clip, clip_high, beyond, beta, kl, resample and overlong_buffer,
+    each of which may be written beside it. online_dpo: DPO of the best against the worst answer to each prompt."""
     answers: Annotated[int, Field(ge=2), Unit("answers to a prompt")] = 8
     """Answers that are written to each prompt of a step."""
     max_new_tokens: Annotated[PositiveInt, Unit("tokens")] = 256
@@ -81,12 +86,16 @@ class ReinforceConfig(Section):
     the step (batch). null: as `method` has it."""
     normalise: Normalise | None = None
     """How tokens count: mean over each answer, then over answers (answer); mean over all tokens of the step (token);
-    sum over each answer divided by max_new_tokens (constant); each answer as one action with one ratio (whole). null:
-    as `method` has it."""
-    clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """By how much the ratio of probabilities may fall below 1, and rise above, before it has no gradient."""
+    sum over each answer divided by max_new_tokens (constant); each answer as one action, whose ratio is the product of
+    those of its tokens (whole), or their geometric mean (mean_ratio). null: as `method` has it."""
+    clip: Annotated[float | None, Field(gt=0, lt=1)] = None
+    """By how much the ratio of probabilities may fall below 1, and rise above, before it has no gradient. null: gspo
+    0.0003, else 0.2."""
     clip_high: PositiveFloat | None = None
-    """By how much it may rise above 1. null: as `method` has it, dapo 0.28, else `clip`."""
+    """By how much it may rise above 1. null: as `method` has it, dapo 0.28, gspo 0.0004, cispo 4, else `clip`."""
+    beyond: Beyond | None = None
+    """What happens beyond that. cut: a token teaches no more (PPO); cap: it still does, weighed by the highest ratio,
+    and no ratio is too low (CISPO, MiniMax 2025, arXiv:2506.13585). null: cispo cap, else cut."""
     beta: NonNegativeFloat | None = None
     """Factor of the divergence from the reference, which is the model that training starts from; online_dpo: of DPO.
     null: grpo 0.04, rloo 0.05, reinforce++ 0.01, online_dpo 0.1, else 0."""
@@ -126,7 +135,9 @@ class ReinforceConfig(Section):
         return Settings(
             baseline=self.baseline or known.baseline,
             normalise=self.normalise or known.normalise,
-            clip_high=self.clip_high or known.clip_high or self.clip,
+            clip=self.clip or known.clip,
+            clip_high=self.clip_high or known.clip_high or self.clip or known.clip,
+            beyond=self.beyond or known.beyond,
             beta=known.beta if self.beta is None else self.beta,
             kl=self.kl or known.kl,
             resample=known.resample if self.resample is None else self.resample,

@@ -180,7 +180,7 @@ def test_micro_batches_do_not_matter(trained: Path, recipe: Path, tmp_path: Path
 
 @pytest.mark.nightly(but=["dapo", "online_dpo"])
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["dr_grpo", "dapo", "rloo", "reinforce++", "online_dpo"])
+@pytest.mark.parametrize("method", ["dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo", "online_dpo"])
 def test_every_method_learns(recipe: Path, tmp_path: Path, method: str) -> None:
     overrides = ["reinforce.updates=1", f"reinforce.method={method}", "train.steps=2", "reinforce.measure_kl=true"]
     first, second = metrics(run(recipe, tmp_path / "run", *overrides, "evaluate.answers=1"))

@@ -296,17 +296,13 @@ def gradient(rollouts: Rollouts, examples: Indices) -> torch.Tensor:
     return values.grad
 
 
-@pytest.mark.parametrize("method", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce++"])
+@pytest.mark.parametrize("method", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo"])
 def test_equal_answers_are_computed_once_and_count_for_all(prompts: TokenizedSet, method: str) -> None:
     found = rollouts(prompts, scribe=Copier(), method=method, beta=0.1, updates=2)
     examples = found.sample(DRAWS, epoch=0)
-    assert (
-        len(examples) == 6
-        and found.supervised[examples].tolist()
-        == (
-            2 * found.now.counts_S[found.now.copies_S > 0] if method in ("dapo", "reinforce++") else torch.full((6,), 2)
-        ).tolist()
-    )
+    by_token = found.config.settings.normalise == "token"
+    weights_B = 2 * found.now.counts_S[found.now.copies_S > 0] if by_token else torch.full((6,), 2)
+    assert len(examples) == 6 and found.supervised[examples].tolist() == weights_B.tolist()
     once = gradient(found, examples)
     assert once.abs().sum() > 0
     found._use(replace(found.now, first_S=torch.arange(12)))
