@@ -46,7 +46,10 @@ def _write_what_a_reader_has(folder: Path) -> None:
 
 
 @pytest.mark.nightly(
-    but=["recipes/tasks/prefer.md", "recipes/tasks/reward.md", "recipes/verbs/init.md", "scripts/tutorials/distil.md"]
+    but=[
+        *("recipes/tasks/prefer.md", "recipes/tasks/reward.md", "recipes/verbs/init.md"),
+        *("scripts/tutorials/distil.md", "scripts/tutorials/small_model.md"),
+    ]
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=IDS)
