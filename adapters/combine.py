@@ -1,4 +1,4 @@
-"""Arithmetic of LoRA adapters: their weighted sum, exact, and the nearest update of a given rank.
+"""Arithmetic of LoRA adapters: sums, which are exact, and merges of their values, as near as a rank allows.
 
 Legend: R rank, I inputs, O outputs.
 """
@@ -9,18 +9,20 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig
+from peft.utils import merge_utils
 from peft.utils.other import get_pattern_key
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import pad
 
+from workbench.adapters.updates.lora_start_values import leading_parts
 from workbench.errors import ConfigError, FileError
 
 PREFIX = "base_model.model."
@@ -124,6 +126,93 @@ def weighted_sum(adapters: Sequence[Saved], weights: Sequence[float]) -> Updates
             else:
                 total[layer] = Update(down, up * weight)
     return total
+
+
+BY_VALUE = {"ties": merge_utils.ties, "dare": merge_utils.dare_linear, "dare_ties": merge_utils.dare_ties}
+"""Merges of the values of whole updates, which PEFT computes."""
+
+
+def along_the_arc(adapters: Sequence[Saved], weights: Sequence[float]) -> Updates:
+    """The update between two, layer by layer along the arc from one to the other (SLERP, Shoemake 1985).
+
+    It is a sum whose weights depend on the angle between both, so it is exact: ranks add up. Where only one adapter
+    changes a layer, or both change it alike, it is the weighted sum.
+
+    Args:
+        adapters: Two of them.
+        weights: How much of each, from 0 to 1, together 1.
+
+    Raises:
+        ConfigError: There are not two, they have different backbones, or the weights are others.
+    """
+    if len(adapters) != 2 or min(weights) < 0 or not math.isclose(sum(weights), 1):
+        raise ConfigError(
+            f"slerp goes from one adapter to another, and here are {len(adapters)} with the weights "
+            f"{', '.join(f'{each:g}' for each in weights)}. Write two runs and weights that sum to 1, such as 0.5,0.5."
+        )
+    _require_one_backbone(adapters)
+    first, second = adapters
+    total: Updates = {}
+    for layer in first.updates | second.updates:
+        own = list(weights)
+        if layer in first.updates and layer in second.updates:
+            one, other = first.updates[layer], second.updates[layer]
+            norms = _norm(one.down_RI, one.up_OR) * _norm(other.down_RI, other.up_OR)
+            product = float(((one.up_OR.T @ other.up_OR) * (one.down_RI @ other.down_RI.T)).sum())
+            angle = math.acos(max(-1.0, min(1.0, product / norms))) if norms else 0.0
+            if math.sin(angle) > 1e-6:
+                own = [math.sin(weight * angle) / math.sin(angle) for weight in weights]
+        parts = [replace(each, updates={k: v for k, v in each.updates.items() if k == layer}) for each in adapters]
+        total |= weighted_sum(parts, own)
+    return total
+
+
+def by_value(
+    adapters: Sequence[Saved],
+    weights: Sequence[float],
+    way: str,
+    *,
+    density: float,
+    rank: int | None = None,
+    seed: int = 0,
+) -> tuple[Updates, CombinationError]:
+    """A merge of the values of whole updates, as updates of a rank, and how far these are from it.
+
+    TIES (Yadav et al. 2023, arXiv:2306.01708) keeps the largest values of each, and adds those up that have the sign
+    of most; DARE (Yu et al. 2023, arXiv:2311.03099) keeps values by chance, and scales them up; `dare_ties` does both.
+    One layer (O, I) is in memory at a time.
+
+    Args:
+        adapters: Of one backbone.
+        weights: A factor for each.
+        way: One of BY_VALUE.
+        density: Share of the values of each update that are kept, above 0 and below 1.
+        rank: Most ranks of a layer; None: as many as all adapters have there together.
+        seed: Which values chance keeps.
+
+    Raises:
+        ConfigError: The adapters have different backbones.
+    """
+    _require_one_backbone(adapters)
+    merged: Updates = {}
+    lost, norms = dict[str, float](), dict[str, float]()
+    for number, layer in enumerate(sorted({layer for each in adapters for layer in each.updates})):
+        own = [
+            (each.updates[layer], weight)
+            for each, weight in zip(adapters, weights, strict=True)
+            if layer in each.updates
+        ]
+        factors = torch.tensor([weight for _, weight in own], dtype=torch.float64)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed + number)
+            wanted_OI = BY_VALUE[way]([up @ down for (down, up), _ in own], factors, density)
+            most = min(rank or sum(len(down) for (down, _), _ in own), *wanted_OI.shape)
+            merged[layer] = Update(*leading_parts(wanted_OI, most))
+        norms[layer] = float(torch.linalg.norm(wanted_OI))
+        lost[layer] = float(torch.linalg.norm(wanted_OI - merged[layer].up_OR @ merged[layer].down_RI))
+    layers = {layer: lost[layer] / norms[layer] if norms[layer] else 0.0 for layer in merged}
+    total = math.hypot(*norms.values())
+    return merged, CombinationError(math.hypot(*lost.values()) / total if total else 0.0, layers)
 
 
 def nearest(updates: Updates, rank: int) -> Updates:

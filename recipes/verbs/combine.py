@@ -17,6 +17,9 @@ from workbench.recipes.verbs import merge
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
 
+EXACT = {"sum": combine.weighted_sum, "slerp": combine.along_the_arc}
+"""Ways to combine that give a sum, whose ranks add up."""
+DENSITY = 0.5
 WEIGHT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 READING_FILES = (
     *("tokenizer.json", "chat_template.jinja"),
@@ -27,7 +30,7 @@ READING_FILES = (
 
 @dataclass(frozen=True)
 class Combined:
-    """Sum of adapters that was written, and its distance from the weighted sum."""
+    """Adapter that was written, and its distance from what the way to combine gives."""
 
     error: CombinationError
     ranks: tuple[int, int]
@@ -42,9 +45,11 @@ def combine_runs(
     weights: Sequence[float],
     out: Path | str,
     rank: int | None = None,
+    by: str = "sum",
+    density: float | None = None,
     trust: bool = False,
 ) -> Combined:
-    """Write the weighted sum of the updates of several LoRA runs over one backbone as a run.
+    """Write the updates of several LoRA runs over one backbone as one run: their weighted sum, or a merge.
 
     Data, template and tokenizer are those of the first; the new run ends its answers where any of them does.
 
@@ -53,11 +58,14 @@ def combine_runs(
         overrides: `model.id=FOLDER`, where the backbone has moved since.
         weights: One factor for each run.
         out: Run directory to write; it must not exist.
-        rank: Keep no more ranks of the sum in a layer; None keeps all, so that the sum is exact.
+        rank: Keep no more ranks of a layer; None keeps as many as the runs have together, so that a sum is exact.
+        by: `sum`; `slerp`: between two runs, along the arc; `ties`, `dare`, `dare_ties`: value by value
+            (`workbench.adapters.combine.by_value`), of which a rank is an approximation.
+        density: Share of the values of each update that ties and dare keep; None: 0.5.
         trust: Execute the Python code that the runs' config.yaml name, and name it in the new one.
 
     Returns:
-        The `error` against the weighted sum, the lowest and highest of the `ranks`, and the number of `parameters`.
+        The `error` against that sum or merge, the lowest and highest of the `ranks`, and the number of `parameters`.
 
     Raises:
         ConfigError: The sum would not be exact, or what the runs read differs.
@@ -71,6 +79,13 @@ def combine_runs(
     sources, out = [Path(run) for run in runs], Path(out)
     if len(weights) != len(sources):
         raise ConfigError(f"--weights has {len(weights)} numbers for {len(sources)} runs. Write one for each.")
+    if by not in (ways := (*EXACT, *combine.BY_VALUE)):
+        raise ConfigError(f"--by {by}: there is no such way to combine. Write one of {', '.join(ways)}.")
+    if density is not None and (by in EXACT or not 0 < density < 1):
+        raise ConfigError(
+            f"--density {density:g}: it is the share of values, above 0 and below 1, that ties, dare and dare_ties "
+            f"keep, and this is by {by}. Leave it out, or write --by ties --density 0.5."
+        )
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
     configs = [run_directory.shipped_config(run, Trust(trust), overrides) for run in sources]
@@ -98,8 +113,14 @@ def combine_runs(
                     "differently. Combine runs with one tokenizer and one chat template, or one pooling and prefixes."
                 )
     saved = [combine.read(run / "adapter") for run in sources]
-    total = combine.weighted_sum(saved, weights)
-    updates = total if rank is None else combine.nearest(total, rank)
+    lost: CombinationError | None = None
+    if by in EXACT:
+        total = EXACT[by](saved, weights)
+        updates = total if rank is None else combine.nearest(total, rank)
+    else:
+        updates, lost = combine.by_value(
+            saved, weights, by, density=density or DENSITY, rank=rank, seed=configs[0].seed
+        )
 
     ranks = [len(each.down_RI) for each in updates.values()]
     section = Lora(rank=max(ranks), alpha=max(ranks), targets=tuple(sorted(updates)))
@@ -109,13 +130,15 @@ def combine_runs(
             written = combine.write(updates, folder, like=saved[0])
             _copy_beside([source / "adapter" for source in sources], folder)
         combination = Combined(
-            combine.error(written, total),
+            lost or combine.error(written, total),
             (min(ranks), max(ranks)),
             sum(tensor.numel() for update in written.values() for tensor in update),
         )
         data = files.read_json(sources[0] / "manifest.json").get("data")
         parts = [{"run": str(run), "weight": weight} for run, weight in zip(sources, weights, strict=True)]
-        run.note(status="done", data=data, combined={"of": parts, "rank": rank, "error": combination.error.overall})
+        run.note(
+            status="done", data=data, combined={"of": parts, "by": by, "rank": rank, "error": combination.error.overall}
+        )
     finally:
         run.close()
     return combination

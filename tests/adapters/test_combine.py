@@ -174,3 +174,69 @@ def test_other_kinds_other_backbones_and_other_folders_are_refused(tmp_path: Pat
     (tmp_path / "narrow" / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "x"}))
     with pytest.raises(ConfigError, match="stands on base_model_name_or_path="):
         combine.weighted_sum([saved, combine.read(tmp_path / "narrow")], (1.0, 1.0))
+
+
+def _pair(base: PreTrainedModel, folder: Path) -> list[combine.Saved]:
+    return [combine.read(_save(base, folder / str(seed), seed, rank=3, alpha=6.0)) for seed in (1, 2)]
+
+
+def _whole(saved: combine.Saved, layer: str) -> Tensor:
+    return saved.updates[layer].up_OR @ saved.updates[layer].down_RI
+
+
+def test_along_the_arc_is_shoemakes_formula_and_begins_and_ends_at_the_adapters(tmp_path: Path) -> None:
+    saved = _pair(tiny("Llama"), tmp_path)
+    for weights in ((0.75, 0.25), (1.0, 0.0), (0.0, 1.0)):
+        found = combine.along_the_arc(saved, weights)
+        for layer, (down, up) in found.items():
+            one, other = (_whole(each, layer) for each in saved)
+            angle = torch.arccos((one * other).sum() / (one.norm() * other.norm()))
+            wanted = sum((w * angle).sin() / angle.sin() * each for w, each in zip(weights, (one, other), strict=True))
+            torch.testing.assert_close(up @ down, wanted)
+    alike = combine.along_the_arc([saved[0], saved[0]], (0.3, 0.7))
+    assert combine.error(alike, saved[0].updates).overall < 1e-7
+    for runs, weights in ((saved, (0.5, 0.6)), (saved, (1.5, -0.5)), (saved * 2, (0.25,) * 4)):
+        with pytest.raises(ConfigError, match="slerp goes from one adapter to another"):
+            combine.along_the_arc(runs, weights)
+
+
+def test_ties_keeps_the_largest_values_and_the_sign_of_most(tmp_path: Path) -> None:
+    """The equations of Yadav et al., value by value, at full rank."""
+    saved = [*_pair(tiny("Llama"), tmp_path), combine.read(tmp_path / "1")]
+    weights, density = (0.5, 2.0, 1.0), 0.4
+    found, error = combine.by_value(saved, weights, "ties", density=density, rank=99)
+    assert error.overall < 1e-6
+    for layer, (down, up) in found.items():
+        kept = []
+        for each in saved:
+            value = _whole(each, layer)
+            least = value.abs().flatten().sort(descending=True).values[int(density * value.numel()) - 1]
+            kept.append(value * (value.abs() >= least))
+        sign = torch.stack(kept).sum(0).sign()
+        agree = [(each.sign() == sign) & (each != 0) for each in kept]
+        total = sum(w * each * yes for w, each, yes in zip(weights, kept, agree, strict=True))
+        assert isinstance(total, Tensor)
+        wanted = total / torch.stack(agree).sum(0).clamp_min(1)
+        torch.testing.assert_close(up @ down, wanted, atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["dare", "dare_ties"])
+def test_dare_keeps_values_by_chance_and_their_mean(way: str, tmp_path: Path) -> None:
+    saved = _pair(tiny("Llama"), tmp_path)
+    found, _ = combine.by_value(saved[:1], (1.0,), way, density=0.5, rank=99)
+    again, _ = combine.by_value(saved[:1], (1.0,), way, density=0.5, rank=99)
+    other, _ = combine.by_value(saved[:1], (1.0,), way, density=0.5, rank=99, seed=1)
+    for layer, (down, up) in found.items():
+        value, merged = _whole(saved[0], layer), up @ down
+        gone = merged.abs() < 1e-9
+        assert 0.4 < gone.double().mean() < 0.6
+        torch.testing.assert_close(merged[~gone], 2 * value[~gone], atol=1e-8, rtol=1e-6)
+        assert torch.equal(again[layer].up_OR, up) and not torch.equal(other[layer].up_OR, up)
+
+
+def test_a_merge_of_values_says_what_its_rank_loses(tmp_path: Path) -> None:
+    saved = _pair(tiny("Llama"), tmp_path)
+    whole, _ = combine.by_value(saved, (1.0, 1.0), "ties", density=0.5, rank=99)
+    found, error = combine.by_value(saved, (1.0, 1.0), "ties", density=0.5)
+    assert {len(each.down_RI) for each in found.values()} == {6}
+    assert combine.error(found, whole).overall == pytest.approx(error.overall, rel=1e-5) and error.overall > 0.05

@@ -403,11 +403,11 @@ def exported(exported: Exported, out: Path) -> None:
 
 
 def combined(combined: Combined, out: Path) -> None:
-    """Print a sum of adapters, and the layers where it is least exact."""
+    """Print a combined adapter, and the layers where it is least exact."""
     low, high = combined.ranks
     ranks = f"rank {high}" if low == high else f"ranks {low} to {high}"
     _lines(f"Combined adapter of {ranks}, {combined.parameters:,} parameters: {out}")
-    OUT.print(f"Against the weighted sum: relative error {combined.error.overall:.2e} (Frobenius norm, all layers).")
+    OUT.print(f"Against what --by gives: relative error {combined.error.overall:.2e} (Frobenius norm, all layers).")
     if combined.error.overall >= 1e-6:
         worst = sorted(combined.error.layers.items(), key=lambda item: -item[1])[:5]
         rows = [(layer, f"{error:.2e}") for layer, error in worst]

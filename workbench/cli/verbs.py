@@ -664,16 +664,21 @@ def combine(
     weights: Annotated[str, typer.Option(help="A factor for each run, such as 0.5,0.5.")],
     out: Annotated[Path, typer.Option(help="Run directory to write.")],
     rank: Annotated[int | None, typer.Option(min=1, help="Keep no more ranks; without it the sum is exact.")] = None,
+    by: Annotated[str, typer.Option(help="sum, slerp (of two), ties, dare or dare_ties.")] = "sum",
+    density: Annotated[float | None, typer.Option(help="Share of values that ties, dare keep; 0.5.")] = None,
     trust: Trusted = False,
 ) -> None:
-    """Add the adapters of several runs up to one. Its error is measured."""
+    """Add the adapters of several runs up to one, or merge them. Its error is measured."""
     with importing():
         from workbench.cli import render
         from workbench.recipes.verbs.combine import combine_runs
 
     moved = [word for word in runs if word.startswith("model.id=")]
     runs = [word for word in runs if word not in moved]
-    render.combined(combine_runs(runs, moved, weights=weights_of(weights), rank=rank, out=out, trust=trust), out)
+    combined = combine_runs(
+        runs, moved, weights=weights_of(weights), rank=rank, by=by, density=density, out=out, trust=trust
+    )
+    render.combined(combined, out)
 
 
 @app.command()

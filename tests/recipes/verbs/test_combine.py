@@ -103,7 +103,21 @@ def test_mistakes_are_told_before_anything_is_written(pair: list[Path], tmp_path
         combine_runs(pair, weights=(1.0, 1.0), rank=None, out=out)
     said = CliRunner().invoke(app, ["combine", str(pair[0]), "--weights", "a,b", "--out", str(out)])
     assert isinstance(said.exception, ConfigError) and "--weights a,b: expected numbers" in str(said.exception)
+    with pytest.raises(ConfigError, match=r"--by tie: there is no such way .* sum, slerp, ties, dare, dare_ties"):
+        combine_runs(pair, weights=(1.0, 1.0), by="tie", out=out)
+    for by, density in (("sum", 0.5), ("ties", 0.0), ("ties", 1.5)):
+        with pytest.raises(ConfigError, match=rf"--density {density:g}: .* this is by {by}"):
+            combine_runs(pair, weights=(1.0, 1.0), by=by, density=density, out=out)
     assert not out.exists()
+
+
+def test_a_merge_by_value_is_a_run_too(pair: list[Path], tmp_path: Path) -> None:
+    words = ["combine", *map(str, pair), "--weights", "1,1", "--by", "ties", "--density", "0.3"]
+    said = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "merged")])
+    assert said.exit_code == 0 and "Against what --by gives" in said.output, said.output
+    noted = run_directory.files.read_json(tmp_path / "merged" / "manifest.json")["combined"]
+    assert noted["by"] == "ties" and noted["error"] > 0.01
+    assert CliRunner().invoke(app, ["evaluate", str(tmp_path / "merged")]).exit_code == 0
 
 
 def _tensors(run: Path) -> dict[str, Tensor]:
