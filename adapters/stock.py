@@ -13,9 +13,16 @@ if TYPE_CHECKING:
 
 
 def save(model: nn.Module, folder: Path) -> None:
-    """Write a model of transformers into `folder`, as transformers does, with the dropout rates that it came with."""
+    """Write a model of transformers into `folder`, as transformers does, with the dropout rates that it came with.
+
+    What is larger than SHARD is written shard by shard, with an index.
+    """
     with own_dropout(model), _unwrapped():
-        model.save_pretrained(folder)  # type: ignore[operator]
+        model.save_pretrained(folder, max_shard_size=SHARD)  # type: ignore[operator]
+
+
+SHARD = "5GB"
+"""Size of a file of weights, as on the hub: a download goes on after one, and a host reads one at a time."""
 
 
 @contextmanager

@@ -24,7 +24,7 @@ data: {{train: {train}, held_out: 0.1, curriculum: {{by: length}}}}
 batch: {{size: 8}}
 train: {{steps: {steps}, learning_rate: 1.0e-2}}
 evaluate: {{every: 7, answers: 0}}
-save: {{every: 2, keep: 2, ship: best}}
+save: {{every: 2, keep: 2, ship: best, asynchronous: {asynchronous}}}
 """
 
 
@@ -57,11 +57,13 @@ def test_killed_at_random_moments(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(text.format(model=short_stories, train=questions, steps=total))
+    given = dict(model=short_stories, train=questions, steps=total)
+    recipe.write_text(text.format(**given, asynchronous="false"))
     chance = random.Random(0)
 
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     _join(_start(recipe, straight, resume=False))
+    recipe.write_text(text.format(**given, asynchronous="true"))  # of pictures, not: both ways are killed
 
     inside_a_write = 0
     for number in range(kills):

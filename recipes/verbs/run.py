@@ -24,7 +24,7 @@ from workbench.runs.ranks import ALONE, Ranks, joined, launched, require_same, r
 from workbench.runs.resume_command import resume_command
 from workbench.runs.run_directory import Run
 from workbench.runs.run_log import RunLog
-from workbench.training import thread_choice
+from workbench.training import determinism, thread_choice
 from workbench.training.callbacks import Callback
 from workbench.training.capacity import available
 from workbench.training.step_metrics import forget_peak
@@ -51,6 +51,7 @@ def run(
     # A machine that comes anew knows nothing of the restart that it takes part in.
     resume = ranks.any(resume or (restarted() and run_directory.began_since(out, launched())))
     require_same(ranks, hashlib.sha256(f"{resume} {out} {config.model_dump_json()}".encode()).hexdigest())
+    determinism.prepare(config)
     asked = config.data
     config = streamed_rows.local(config, ranks, callback.say)
     chosen = layout.decided(config, ranks, begun=out if resume else None)

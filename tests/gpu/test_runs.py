@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,6 @@ def adapter(run: Path) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 
-@pytest.fixture
-def exact() -> Iterator[None]:
-    """Kernels that add in one order: a run goes on bit for bit where its kernels repeat themselves."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def test_a_run_is_that_of_a_cpu(train: Train, on_cpu: Callable[[], AbstractContextManager[None]]) -> None:
     with on_cpu():
         wanted = losses(train(name="cpu"))
@@ -52,13 +44,13 @@ def test_a_run_is_that_of_a_cpu(train: Train, on_cpu: Callable[[], AbstractConte
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "nf4"])
-@pytest.mark.usefixtures("exact")
 def test_a_resumed_run_ends_at_the_same_bits(weights: str, train: Train) -> None:
     if FEW and weights != "bfloat16":
         pytest.skip("a rehearsal goes on with bfloat16 alone")
     if weights == "nf4":
         needs("bitsandbytes")
     words = (f"model.weights={weights}", "model.compute=auto", "adapter.dropout=0.1")
+    words += ("train.deterministic=true",)
     whole = train(*words, name="whole")
     shutil.copytree(whole, whole.parent / "half")
     shutil.rmtree(whole.parent / "half" / "checkpoints" / "step-00000006")

@@ -20,7 +20,7 @@ from workbench.errors import FileError
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` by `content` atomically and durably."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    with _explained_errors(path):
+    with explained_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with aside.open("wb") as file:
@@ -75,7 +75,7 @@ def cache_folder() -> Path:
 
 def require_writable(path: Path) -> None:
     """Raise FileError where `path` could not be written, before the work whose result it will hold."""
-    with _explained_errors(path):
+    with explained_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
 
@@ -88,26 +88,36 @@ def new_folder(path: Path, *, durable: bool = True) -> Iterator[Path]:
         durable: Wait until a power cut would lose nothing. Not needed for a cache that is checked when it is read.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    shutil.rmtree(aside, ignore_errors=True)
     try:
-        with _explained_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            aside.mkdir()
+        with explained_errors(path):
+            begin(aside)
             yield aside
-            if durable:
-                for file in aside.rglob("*"):
-                    _fsync(file)
-                _fsync(aside)
-            if path.exists():
-                old = path.with_name(f".{path.name}.{os.getpid()}.replaced")
-                os.replace(path, old)
-                os.replace(aside, path)
-                shutil.rmtree(old)
-            else:
-                os.replace(aside, path)
-            _fsync(path.parent)
+            complete(aside, path, durable=durable)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def begin(aside: Path) -> None:
+    """Make an empty folder, which `complete` gives its name; it ends in `.unfinished`."""
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    aside.mkdir()
+
+
+def complete(aside: Path, path: Path, *, durable: bool = True) -> None:
+    """Make a folder that is filled `path`, in place of an older one; `durable` as `new_folder` says."""
+    if durable:
+        for file in aside.rglob("*"):
+            fsync(file)
+        fsync(aside)
+    if path.exists():
+        old = path.with_name(f".{path.name}.{os.getpid()}.replaced")
+        os.replace(path, old)
+        os.replace(aside, path)
+        shutil.rmtree(old)
+    else:
+        os.replace(aside, path)
+    fsync(path.parent)
 
 
 def remove_unfinished(*folders: Path) -> None:
@@ -127,7 +137,7 @@ def digest(path: Path) -> str:
 
 
 @contextmanager
-def _explained_errors(path: Path) -> Iterator[None]:
+def explained_errors(path: Path) -> Iterator[None]:
     """Turns a full disk, missing rights and the like into a FileError that names `path`."""
     try:
         yield
@@ -136,7 +146,8 @@ def _explained_errors(path: Path) -> Iterator[None]:
         raise FileError(f"{path}: cannot be written ({why}). Make room there, or name another place.") from error
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Wait until a power cut would not lose a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

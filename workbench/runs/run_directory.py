@@ -35,7 +35,7 @@ from workbench.schema import parse
 _LOCK_TRIES = 10
 """`workbench ui` holds the lock for a moment while it looks whether the run lives."""
 FREE = (
-    *("batch.tokens_per_device", "batch.packing", "trackers", "save.keep", "budget.time"),
+    *("batch.tokens_per_device", "batch.packing", "trackers", "save.keep", "save.asynchronous", "budget.time"),
     *("train.checkpointing", "train.offload_activations"),
 )
 """Settings that may change when a run is resumed, besides section `distributed`."""
@@ -70,6 +70,8 @@ class Run:
         self.best = self.checkpoints / "best"
         self.before: dict[str, Any] = {}
         """Status and reason in the manifest before this process began."""
+        self.hardware_before: Mapping[str, Any] = {}
+        """The device that the process before trained on (`hardware`); empty but in the first of a resumed run."""
         self._lock = lock
         self._manifest: dict[str, Any] = files.read_json(self.home / "manifest.json") if resumed else {}
         self._children: dict[str, Run] = {}
@@ -109,6 +111,7 @@ class Run:
         path.mkdir(parents=True, exist_ok=True)
         files.remove_unfinished(path, path / "checkpoints")
         child = self._children[name] = Run(path, None, resumed=resumed, ranks=ranks, home=home)
+        child.hardware_before = self.hardware_before
         if of is not None and not resumed:
             child.note(of=of)
         return child
@@ -165,6 +168,7 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
         _write_config(config, path)
     evaluation_request.withdrawn(path)
     run.before = {name: run.manifest.get(name) for name in ("status", "reason")}
+    run.hardware_before = run.manifest.get("hardware") or {}
     run.note(status="running", reason=None, versions=versions(), git_commit=git_commit(), hardware=hardware())
     return run
 

@@ -22,10 +22,11 @@ from workbench.data.batching import Examples, Indices
 from workbench.data.row_order import RowOrder
 from workbench.errors import ResumeError, TrainingError
 from workbench.models import backbones
-from workbench.runs import metrics_log
+from workbench.runs import metrics_log, run_directory
 from workbench.runs.deadline import Deadline
 from workbench.runs.run_directory import Run
-from workbench.training import best_checkpoint, checkpoints, early_stopping
+from workbench.training import best_checkpoint, checkpoints, determinism, early_stopping
+from workbench.training.checkpoint_parts import Background, Held, SavedTensors
 from workbench.training.checkpoints import Progress
 from workbench.training.distributed import sharding
 from workbench.training.distributed.sharding import Sharded
@@ -135,6 +136,7 @@ class AdapterTrainer:
         self._before = self._rate = 0.0
         """Share of the run that was done before the last step, and the learning rate of the present one."""
         self._saved_step: int | None = None
+        self._background = Background() if config.save.asynchronous else None
 
     def missing_state_bytes(self) -> int:
         """Bytes of state that the optimizer will allocate on this device in its first step; 0 after that."""
@@ -305,41 +307,56 @@ class AdapterTrainer:
         with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
             return held_out_loss()
 
-    def save(self, *, keep: int) -> None:
-        """Write the state as the newest of `keep` checkpoints, and a failure into the manifest."""
+    def save(self, *, keep: int, last: bool = False) -> None:
+        """Write the state as the newest of `keep` checkpoints, and a failure into the manifest.
+
+        Args:
+            last: Nothing is trained after it: do not leave it to the background.
+        """
         run = self.task.run
         # A failed member may be at the step of its last checkpoint: replacing it would leave a moment without one.
         if self._saved_step != self.progress.step:
-            state: dict[str, Mapping[str, Tensor]] = {
+            of_hooks = {name: hook.state() for name, hook in self._hooks.items()}
+            state: dict[str, Mapping[str, Held]] = {
                 "trainable": self._optimizer_step.values(),
                 "optimizer": {**self._optimizer_step.states(), **self._evicted.state()},
-                **{name: hook.state() for name, hook in self._hooks.items()},
+                **(of_hooks if run.ranks.first else {}),
             }
             if self._average is not None:
                 state["average"] = self._average.state()
-            if run.ranks.first:
-                checkpoints.save(run.checkpoints, state, self.progress, keep=keep)
+            checkpoints.save(
+                run.checkpoints, state, self.progress, keep=keep, ranks=run.ranks, background=self._background
+            )
             self._saved_step = self.progress.step
         if self.error is not None:
             run.note(status="failed", reason=str(self.error), failed_step=self.progress.step + 1)
+        if last or not self.live:
+            self.wait_for_checkpoint()
         if not self.live:
             self._evicted.clear()
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait for a checkpoint that is written in the background."""
+        if self._background is not None:
+            self._background.wait()
 
     @contextmanager
     def final_values(self, say: Callable[[str], None]) -> Iterator[None]:
         """Inside the block the parameters hold the values to ship: of the best or the last step, or their average."""
         with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
             task = self.task
-            values, sentence = best_checkpoint.shipped(task.run, task.config, self.progress, self._average)
-            if values is not None:
-                self._optimizer_step.load(values)
+            source, sentence = best_checkpoint.shipped(task.run, task.config, self.progress, self._average)
+            if isinstance(source, SavedTensors):
+                self._optimizer_step.read(source)
+            elif source is not None:
+                source.ship()
             if sentence is not None:
                 say(sentence)
             yield
 
     def reaches(self, step: float) -> float:
         """The last step up to `step` that can be resumed; `step` itself if training had ended by then."""
-        path, _ = checkpoints.newest(self.task.run.checkpoints, at_most=step)
+        path, _ = checkpoints.newest(self.task.run.checkpoints, at_most=step, ranks=self.task.run.ranks)
         progress = Progress() if path is None else checkpoints.read_progress(path)
         return step if self._failed_by(step) or self._is_end(progress) else progress.step
 
@@ -351,17 +368,17 @@ class AdapterTrainer:
         run = self.task.run
         if not run.resumed:
             return []
-        path, damaged = run.ranks.agreed(checkpoints.newest(run.checkpoints, at_most=at_most))
+        path, damaged = checkpoints.newest(run.checkpoints, at_most=at_most, ranks=run.ranks)
         if path is not None:
-            saved = checkpoints.read_tensors(path, "trainable")
-            if saved.keys() != self.trainable.keys():
+            saved = SavedTensors(path)
+            if saved.stored("trainable").keys() != self.trainable.keys():
                 raise ResumeError(f"{path}: its tensors are not those of this adapter. Start a new run.")
-            self._optimizer_step.load(saved, checkpoints.read_tensors(path, "optimizer"))
+            self._optimizer_step.read(saved)
             self._evicted.clear()
             for name, hook in self._hooks.items():
-                hook.load(checkpoints.read_tensors(path, name))
+                hook.load(saved.whole(name))
             if self._average is not None:
-                self._average.load(checkpoints.read_tensors(path, "average"))
+                self._average.load(saved.whole("average"))
             self.progress = checkpoints.read_progress(path)
             self._saved_step = self.progress.step
         if run.ranks.first:
@@ -374,7 +391,9 @@ class AdapterTrainer:
             return [*sentences, f"Not resumed, because it failed: {self.error}"]
         if run.manifest.get("failed_step") is not None:
             run.note(status="running", reason=None, failed_step=None)
-        return [*sentences, f"Resuming after {self.place}."]
+        on = dict(before=run.hardware_before, here=run_directory.hardware())
+        how = determinism.of_resumed(self.task.config, backbones.device(), **on)
+        return [*sentences, f"Resuming after {self.place}.{how}"]
 
     def _is_end(self, progress: Progress) -> bool:
         patience = self.task.config.evaluate.patience
@@ -413,5 +432,5 @@ class AdapterTrainer:
         )
         if self.progress.best_step == step:
             with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
-                values = average.values() if average is not None and averaged else self._optimizer_step.values()
+                values = self._optimizer_step.values() if average is None or not averaged else average.values()
                 best_checkpoint.write(self.task.run, values, self.progress)

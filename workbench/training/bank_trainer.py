@@ -29,7 +29,7 @@ from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.losses.label_losses import LabelScorer
 from workbench.models import attention_backend, forward_hooks
-from workbench.training import capacity, kernels, packing, row_losses, thread_choice
+from workbench.training import capacity, determinism, kernels, packing, row_losses, thread_choice
 from workbench.training.activation_checkpointing import ActivationKeeping
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask, trained
 from workbench.training.callbacks import Callback
@@ -219,7 +219,8 @@ class BankTrainer:
         """Inside, a thread collates rows ahead; yields the time at which each member's clock began."""
         shared = thread_choice.chosen(self.members.values(), self.tokens, self.freezer.backbone)
         same = attention_backend.cudnn_allowed([each.task.train.lengths for each in self.members.values()])
-        with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead, shared, same:
+        repeating = determinism.kept(self.config)
+        with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead, shared, same, repeating:
             yield {name: time.monotonic() - member.progress.elapsed_s for name, member in self.members.items()}
         self.ahead = None
 
@@ -243,7 +244,7 @@ class BankTrainer:
 
     def _resume(self) -> None:
         """Resume every member from the last step of the bank that all can resume, or where it had ended."""
-        step = self.ranks.agreed(self._common_step() if self.ranks.first else math.inf)
+        step = self._common_step()
         for name, member in self.members.items():
             sentences = member.resume(at_most=step + self.begun[name])
             as_planned = 0 < self.begun[name] == member.progress.step
@@ -279,7 +280,7 @@ class BankTrainer:
         if stopping or any(member.due for member in live.values()):
             for member in live.values():
                 # Two, because a kill may fall between the writes of two members: one then resumes the one before.
-                member.save(keep=max(2, member.task.config.save.keep))
+                member.save(keep=max(2, member.task.config.save.keep), last=stopping)
         if stopping and any(member.live for member in live.values()):
             raise Stopped(f"Stopped after step {max(member.progress.step for member in live.values())}.")
 

@@ -4,38 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
-
 from workbench.config import TrainingSections
 from workbench.runs.run_directory import Run
 from workbench.training import checkpoints
+from workbench.training.checkpoint_parts import Held, SavedTensors
 from workbench.training.checkpoints import Progress
 from workbench.training.optim.weight_averaging import WeightAverage
 
 
-def write(run: Run, values: Mapping[str, Tensor], progress: Progress) -> None:
-    """Replace the best checkpoint of a run; the first process writes it."""
-    if run.ranks.first:
-        checkpoints.write(run.best, {"trainable": values}, progress)
+def write(run: Run, values: Mapping[str, Held], progress: Progress) -> None:
+    """Replace the best checkpoint of a run; each process writes its own part."""
+    checkpoints.write(run.best, {"trainable": values}, progress, ranks=run.ranks)
 
 
 def shipped(
     run: Run, config: TrainingSections, progress: Progress, average: WeightAverage | None
-) -> tuple[Mapping[str, Tensor] | None, str | None]:
-    """The values that a run ships, None for those of its last step; and a sentence on these, None without a choice.
+) -> tuple[SavedTensors | WeightAverage | None, str | None]:
+    """Where the values are that a run ships, None for those of its last step; and a sentence on these, None without a
+    choice.
 
     Args:
         average: Average of the values along the run, if it has one.
     """
     if config.save.ship == "best":
-        run.ranks.wait()  # until it is written
         which = "the average at step" if progress.best_averaged else "step"
         judge = config.evaluate.judge
         why = "lowest held-out loss" if judge is None else f"best {judge.name}"
-        sentence = f"Shipping {which} {progress.best_step}, which has the {why}."
-        return checkpoints.read_tensors(run.best, "trainable"), sentence
+        return SavedTensors(run.best), f"Shipping {which} {progress.best_step}, which has the {why}."
     if average is None:
         return None, None
     if progress.averaged:
-        return average.values(), "Shipping the average: its held-out loss is lower than that of the last step's values."
+        return average, "Shipping the average: its held-out loss is lower than that of the last step's values."
     return None, "Shipping the values of the last step: their held-out loss is not above that of their average."

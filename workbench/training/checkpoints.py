@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from workbench.adapters.method import TrainHook
 from workbench.errors import ResumeError, out_of_memory
 from workbench.runs import files
+from workbench.runs.ranks import ALONE, Ranks
+from workbench.training import checkpoint_parts
+from workbench.training.checkpoint_parts import Background, SavedTensors, Tensors
 
 
 @dataclass(frozen=True)
@@ -55,37 +57,62 @@ class Checkpointed(TrainHook):
 
 
 _PROGRESS = TypeAdapter(Progress)
-
-Tensors = Mapping[str, Mapping[str, Tensor]]
-"""File stem (`trainable`, `optimizer`) to named tensors."""
+_DIGESTS = TypeAdapter(dict[str, str])
 
 
-def save(folder: Path, tensors: Tensors, progress: Progress, *, keep: int) -> Path:
-    """Write checkpoint `step-N` into `folder` and drop all but the `keep` newest."""
+def save(
+    folder: Path,
+    tensors: Tensors,
+    progress: Progress,
+    *,
+    keep: int,
+    ranks: Ranks = ALONE,
+    background: Background | None = None,
+) -> Path:
+    """Write checkpoint `step-N` into `folder`, each process its own part, and drop all but the `keep` newest.
+
+    Args:
+        background: Writes it while training goes on.
+    """
     path = folder / _name(progress.step)
-    write(path, tensors, progress)
-    for old in _steps(folder)[:-keep]:
-        shutil.rmtree(old)
+
+    def drop_old() -> None:
+        for old in _steps(folder)[:-keep]:
+            shutil.rmtree(old)
+
+    write(path, tensors, progress, ranks=ranks, background=background, then=drop_old)
     return path
 
 
-def write(path: Path, tensors: Tensors, progress: Progress) -> None:
+def write(
+    path: Path,
+    tensors: Tensors,
+    progress: Progress,
+    *,
+    ranks: Ranks = ALONE,
+    background: Background | None = None,
+    then: Callable[[], None] = lambda: None,
+) -> None:
     """Write one checkpoint; an older one of the same name survives until the new one is complete."""
-    with files.new_folder(path) as aside:
-        digests = {}
-        for stem, named in tensors.items():
-            file = aside / f"{stem}.safetensors"
-            save_file({name: tensor.detach().contiguous() for name, tensor in named.items()}, file)
-            digests[file.name] = files.digest(file)
+
+    def complete(aside: Path, digests: Mapping[str, str]) -> None:
         state = {"progress": asdict(progress), "sha256": digests}
         (aside / "state.json").write_text(json.dumps(state, indent=2))
+        files.complete(aside, path)
+        then()
+
+    checkpoint_parts.save(path, tensors, ranks, complete, background=background)
 
 
-def newest(folder: Path, *, at_most: float = math.inf) -> tuple[Path | None, list[str]]:
-    """The newest intact checkpoint up to step `at_most`, and a sentence about each newer damaged one."""
+def newest(folder: Path, *, at_most: float = math.inf, ranks: Ranks = ALONE) -> tuple[Path | None, list[str]]:
+    """The newest intact checkpoint up to step `at_most`, and a sentence about each newer damaged one.
+
+    The processes of `ranks` call it together, and each reads its share of the files.
+    """
     damaged = []
-    for path in reversed(_steps(folder)):
+    for path in reversed(ranks.agreed(_steps(folder))):
         try:
+            verify(path, ranks)
             progress = read_progress(path)
         except ResumeError as error:
             damaged.append(str(error))
@@ -102,25 +129,45 @@ def drop_after(folder: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
-def read_progress(path: Path) -> Progress:
-    """The progress of a checkpoint whose files all match their digests; otherwise ResumeError."""
+def verify(path: Path, ranks: Ranks = ALONE) -> None:
+    """Raise ResumeError where a file of a checkpoint does not match its digest; each process reads a share of them."""
+    problem, broken = None, list[str]()
     try:
-        state = json.loads((path / "state.json").read_text())
-        progress = _PROGRESS.validate_python(state["progress"])
-        broken = [name for name, digest in state["sha256"].items() if files.digest(path / name) != digest]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        if out_of_memory(error):
-            raise
-        raise ResumeError(f"{path}: damaged checkpoint ({' '.join(str(error).split())}).") from None
-    if broken:
-        raise ResumeError(f"{path}: damaged checkpoint ({', '.join(broken)} does not match its digest).")
-    return progress
+        _, digests = _state(path)
+        own = sorted(digests.items())[ranks.rank :: ranks.world]
+        broken = [name for name, digest in own if files.digest(path / name) != digest]
+    except (ResumeError, OSError) as error:
+        problem = error if isinstance(error, ResumeError) else _damaged(path, error)
+    found = ranks.gathered((problem, broken))
+    for other, _ in found:
+        if other is not None:
+            raise other
+    if names := [name for _, each in found for name in each]:
+        raise ResumeError(f"{path}: damaged checkpoint ({', '.join(names)} does not match its digest).")
+
+
+def read_progress(path: Path) -> Progress:
+    """The progress of a checkpoint; ResumeError where its state.json is damaged."""
+    return _state(path)[0]
 
 
 def read_tensors(path: Path, stem: str) -> dict[str, Tensor]:
-    """The named tensors of one file of a checkpoint; empty where it has no such file, as in another layout."""
-    file = path / f"{stem}.safetensors"
-    return load_file(file) if file.exists() else {}
+    """All named tensors of one kind of a checkpoint; empty where it has none, as in another layout."""
+    return SavedTensors(path).whole(stem)
+
+
+def _state(path: Path) -> tuple[Progress, dict[str, str]]:
+    try:
+        state = json.loads((path / "state.json").read_text())
+        return _PROGRESS.validate_python(state["progress"]), _DIGESTS.validate_python(state["sha256"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if out_of_memory(error):
+            raise
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> ResumeError:
+    return ResumeError(f"{path}: damaged checkpoint ({' '.join(str(error).split())}).")
 
 
 def _name(step: int) -> str:

@@ -39,6 +39,8 @@ class MasterWeights:
         folder: Path | None = None,
     ) -> None:
         self._pairs: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
+        self._stored: dict[str, torch.dtype] = {}
+        """Precision in which each parameter came, and is saved."""
         self._folder = folder
         self._in_files: dict[str, int] = {}
         """Names of masters in files, with the tensor version at the last copy into the computing parameter."""
@@ -48,12 +50,13 @@ class MasterWeights:
         ]
         for name, parameter in named:
             if parameter.requires_grad:
-                self._pairs[name] = (parameter, _master(parameter, compute))
+                self.add({name: parameter}, compute)
                 if name in frozen:
                     self._move_to_file(name)
 
     def add(self, parameters: Mapping[str, nn.Parameter], compute: torch.dtype) -> None:
         """Add further trainable parameters, by their names in the model."""
+        self._stored |= {name: parameter.dtype for name, parameter in parameters.items()}
         self._pairs |= {name: (parameter, _master(parameter, compute)) for name, parameter in parameters.items()}
 
     def forget(self, names: Collection[str]) -> None:
@@ -101,10 +104,10 @@ class MasterWeights:
 
     @contextmanager
     def exposed(self) -> Iterator[None]:
-        """Inside the block the model's parameters hold the float32 masters, so that these are saved."""
+        """Inside the block the model's parameters hold the masters, each in the precision in which it came, to save."""
         computed = {name: parameter.data for name, (parameter, _) in self._pairs.items()}
-        for parameter, master in self._pairs.values():
-            parameter.data = master.data.to(parameter.device)
+        for name, (parameter, master) in self._pairs.items():
+            parameter.data = master.data.to(parameter.device, self._stored[name])
         try:
             yield
         finally:

@@ -24,7 +24,7 @@ from workbench.errors import Stopped, TrainingError, WorkbenchError
 from workbench.models import attention_backend, backbones, fused_lora
 from workbench.runs.resume_command import resume_command
 from workbench.runs.run_directory import Run, whole
-from workbench.training import capacity, kernels, packing, row_losses, thread_choice
+from workbench.training import capacity, determinism, kernels, packing, row_losses, thread_choice
 from workbench.training.activation_checkpointing import ActivationKeeping
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask, trained
 from workbench.training.callbacks import Callback
@@ -157,7 +157,8 @@ class Trainer:
         threads = thread_choice.chosen([member], self.tokens, self.freezer.backbone)
         same = attention_backend.cudnn_allowed([self.train.lengths])
         ahead: Prefetcher[MicroBatch] = Prefetcher(pin=self.device.type == "cuda")
-        with closing(self.trackers), closing(ahead) as self.accumulation.ahead, threads, same:
+        repeating = determinism.kept(config)
+        with closing(self.trackers), closing(ahead) as self.accumulation.ahead, threads, same, repeating:
             began = time.monotonic() - member.progress.elapsed_s
             while member.live:
                 self._follow_policy()
@@ -165,7 +166,7 @@ class Trainer:
                     rows = member.batch()
                 except WorkbenchError:  # such as a reward that fails: nothing that was learnt until now is lost
                     if member.progress.step:
-                        member.save(keep=config.save.keep)
+                        member.save(keep=config.save.keep, last=True)
                     raise
                 with self.ranks.in_step():
                     stepped = self.step(rows)
@@ -176,8 +177,7 @@ class Trainer:
                 stopping, self.evaluation_asked = map(any, zip(*asked_by_rank, strict=True))
                 if member.due or stopping:
                     with self.run.deadline.phase("checkpoint"):
-                        member.save(keep=config.save.keep)
-                    self.ranks.wait()  # the first process writes, however long that takes
+                        member.save(keep=config.save.keep, last=stopping)
                 if member.live and stopping:
                     raise Stopped(f"Stopped after {member.place}; checkpoint saved.")
         self.accumulation.ahead = None

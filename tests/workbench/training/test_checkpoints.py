@@ -9,7 +9,7 @@ import torch
 
 from workbench.errors import FileError, ResumeError
 from workbench.runs import files
-from workbench.training import checkpoints
+from workbench.training import checkpoint_parts, checkpoints
 from workbench.training.checkpoints import Progress
 
 TENSORS = {"trainable": {"a": torch.arange(6.0).reshape(2, 3)}, "optimizer": {"a|exp_avg": torch.ones(2, 3)}}
@@ -51,16 +51,16 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_pat
     assert newest == good
     assert len(damaged) == 1 and bad.name in damaged[0] and "damaged" in damaged[0]
     with pytest.raises(ResumeError):
-        checkpoints.read_progress(bad)
+        checkpoints.verify(bad)
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = _save(tmp_path, 1)
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "save_file", full)
+    monkeypatch.setattr(checkpoint_parts, "save_file", full)
     for step in (1, 2):
         with pytest.raises(FileError, match="No space left"):
             _save(tmp_path, step)

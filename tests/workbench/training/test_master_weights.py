@@ -43,6 +43,16 @@ def test_small_updates_survive_in_the_masters_and_in_what_is_saved() -> None:
     assert model.weight.dtype == torch.bfloat16
 
 
+def test_what_came_in_half_precision_is_saved_in_it() -> None:
+    model = nn.Linear(4, 4, bias=False).bfloat16()
+    masters = MasterWeights(model, torch.bfloat16)
+    for master in masters:
+        master.data += 0.25
+    with masters.exposed():
+        (master,) = masters
+        assert model.weight.dtype == torch.bfloat16 and torch.equal(model.weight, master.bfloat16())
+
+
 def _anonymous() -> int:
     """Bytes of this process that no file holds, without what the allocator keeps for later."""
     gc.collect()

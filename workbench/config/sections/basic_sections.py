@@ -438,6 +438,11 @@ class TrainConfig(Section):
     compile: bool = False
     """Compile each decoder layer with torch.compile: slower start, faster steps. Why: a short run ends before the
     compiler has paid for itself."""
+    deterministic: bool = False
+    """Compute on an accelerator with kernels that add in one order (torch.use_deterministic_algorithms, cuBLAS's
+    workspace, attention without cuDNN), so that a killed run resumes bit for bit on as many devices of the kind, with
+    the same libraries; an operation that has no such kernel ends the run with its name. A CPU always does. Why: without
+    it a resumed run agrees up to rounding, and some backward passes are faster."""
     kernels: Literal["auto", "liger", "torch"] = "auto"
     """Kernels of norms, gated activations and rotary positions, in training and the evaluations within it. `liger`:
     those of the package liger-kernel, which keep fewer activations, where a family computes their formula (Llama,
@@ -514,6 +519,9 @@ class SaveConfig(Section):
     killed loses a quarter of its steps at most."""
     keep: Annotated[PositiveInt, Unit("checkpoints")] = 2
     """How many of the latest checkpoints are kept, beside the best."""
+    asynchronous: bool = False
+    """Write checkpoints in the background: a step waits for a copy in the host's memory, not for the disk. Why: of an
+    adapter both take milliseconds; a whole model in training is 12 bytes a parameter, on the host once more."""
     ship: Literal["last", "best"] = "last"
     """Which adapter the run saves: that of the last step, or the one with the lowest held-out loss, or the best
     `evaluate.metric`. Why: held-out rows

@@ -33,6 +33,7 @@ from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
 from workbench.models import backbones, forward_hooks, weight_formats
 from workbench.runs.ranks import Ranks
+from workbench.training.checkpoint_parts import Held
 from workbench.training.distributed.sharding import Grouped, Trainable, mesh, parameter_of
 from workbench.training.master_weights import MasterWeights
 
@@ -235,8 +236,11 @@ class Pipelined(Grouped):
                 gathered |= {key: value} if self._ranks.first and value is not None else {}
         return gathered
 
-    def _parts(self, whole: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return {key: each for key, each in whole.items() if parameter_of(key) not in self._named.keys() - self._own}
+    def _answered(self, own: Mapping[str, Tensor]) -> Mapping[str, Held]:
+        return {key: each for key, each in own.items() if self._counts(parameter_of(key))}
+
+    def _holds(self, name: str) -> bool:
+        return name not in self._named.keys() - self._own
 
 
 class _Stage(PipelineStage):

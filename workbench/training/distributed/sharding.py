@@ -6,15 +6,16 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from workbench.adapters import anatomy
 from workbench.config import TrainingSections
@@ -22,6 +23,7 @@ from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
 from workbench.models import backbones
 from workbench.runs.ranks import Ranks
+from workbench.training.checkpoint_parts import Held, SavedTensors
 from workbench.training.master_weights import AUXILIARY
 from workbench.training.optim import optimizer_states
 from workbench.training.optim.optimizer_states import OptimizerStep
@@ -73,6 +75,12 @@ class Trainable:
     ranks: Ranks
     auxiliary: nn.Module | None = None
     """A module that trains with the model and is not shipped."""
+    stored: Mapping[str, torch.dtype] = field(init=False)
+    """Precision in which each trainable parameter came, and is saved."""
+
+    def __post_init__(self) -> None:
+        stored = {name: each.dtype for name, each in self.parameters() if each.requires_grad}
+        object.__setattr__(self, "stored", stored)
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """By their names in the model."""
@@ -85,7 +93,7 @@ class Sharded(OptimizerStep, ABC):
     """The trainable parameters of a model that processes share, and the steps of their optimizer."""
 
     def __init__(self, whole: Trainable) -> None:
-        self._ranks, named = whole.ranks, whole.parameters()
+        self._ranks, self._stored, named = whole.ranks, whole.stored, whole.parameters()
         self._named = {name: parameter for name, parameter in named if parameter.requires_grad}
 
     def __iter__(self) -> Iterator[nn.Parameter]:
@@ -124,7 +132,7 @@ class Sharded(OptimizerStep, ABC):
 
     @abstractmethod
     def exposed(self) -> AbstractContextManager[None]:
-        """The first process' model holds whole float32 masters inside the block, so that these are what is saved."""
+        """The first process' model holds whole masters inside the block, each in the precision in which it came."""
 
     def _kept(self, tensor: Tensor) -> Tensor:
         return tensor.detach().cpu().clone() if self._ranks.first else tensor.new_empty(0, device="cpu")
@@ -133,8 +141,7 @@ class Sharded(OptimizerStep, ABC):
 class TorchSharded(Sharded):
     """Parameters whose parts torch's optimizers step, each process its own.
 
-    `values` and `states` gather tensors one by one on the host of the first process, and give empty ones, or parts,
-    elsewhere.
+    What is exposed is gathered tensor by tensor on the host of the first process.
     """
 
     _optimizer: torch.optim.Optimizer
@@ -165,27 +172,28 @@ class TorchSharded(Sharded):
         """Free the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
 
-    def values(self) -> Mapping[str, Tensor]:
+    def values(self) -> Mapping[str, Held]:
         """The float32 masters."""
-        return self._gathered({name: master.detach() for name, master in self._named.items()})
+        return self._answered({name: master.detach() for name, master in self._named.items()})
 
-    def states(self) -> Mapping[str, Tensor]:
-        """Optimizer states as if one process held all."""
-        return self._gathered(optimizer_states.state_tensors(self._optimizer, self._named))
+    def states(self) -> Mapping[str, Held]:
+        """Optimizer states."""
+        return self._answered(optimizer_states.state_tensors(self._optimizer, self._named))
 
-    @torch.no_grad()
-    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
-        """Set the masters and the optimizer's states of this process."""
-        for name, value in self._parts(values).items():
-            self._named[name].copy_(value)
-        if states is not None:
-            optimizer_states.load_state(self._optimizer, self._named, self._parts(states))
+    def read(self, saved: SavedTensors) -> None:
+        """Read the masters, and the optimizer's states of this process."""
+        saved.fill("trainable", {name: self._named[name] for name in filter(self._holds, self._named)})
+        kept = saved.stored("optimizer").items()
+        states = {key: self._room(key, each) for key, each in kept if self._holds(parameter_of(key))}
+        saved.fill("optimizer", states)
+        optimizer_states.load_state(self._optimizer, self._named, states)
 
     @contextmanager
     def exposed(self) -> Iterator[None]:
-        """The first process' model holds whole float32 masters inside the block, so that these are what is saved."""
+        """The first process' model holds whole masters inside the block, each in the precision in which it came."""
         before = [(module, own, module._parameters[own]) for homes in self._homes.values() for module, own in homes]
-        self._put({name: nn.Parameter(value) for name, value in self.values().items()})
+        masters = {name: master.detach().to(self._stored[name]) for name, master in self._named.items()}
+        self._put({name: nn.Parameter(value) for name, value in self._gathered(masters).items()})
         try:
             yield
         finally:
@@ -201,9 +209,20 @@ class TorchSharded(Sharded):
         """Whole tensors on the host of the first process, of this process's by name or by key of an optimizer state."""
         return {key: self._kept(each.full_tensor() if isinstance(each, DTensor) else each) for key, each in own.items()}
 
-    def _parts(self, whole: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What this process holds of whole tensors."""
-        return {key: _cut(each, self._named.get(parameter_of(key))) for key, each in whole.items()}
+    def _answered(self, own: Mapping[str, Tensor]) -> Mapping[str, Held]:
+        """What this process writes of tensors by name, or by key of an optimizer state: all that it has a part of."""
+        return own
+
+    def _holds(self, name: str) -> bool:
+        """Whether this process trains a parameter, or a part of it."""
+        return True
+
+    def _room(self, key: str, saved: TensorStorageMetadata) -> Tensor:
+        """Memory for this process's part of an optimizer state; a count of steps is not cut."""
+        like, dtype = self._named.get(parameter_of(key)), saved.properties.dtype
+        if isinstance(like, DTensor) and saved.size == like.shape:
+            return torch.empty_like(like, dtype=dtype, requires_grad=False)
+        return torch.empty(saved.size, dtype=dtype)
 
 
 class Grouped(TorchSharded):
@@ -274,11 +293,3 @@ def local(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor."""
     own: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return own
-
-
-def _cut(whole: Tensor, like: Tensor | None) -> Tensor:
-    """The part of this process, of what every process holds; a count of steps is not cut."""
-    if not isinstance(like, DTensor) or whole.shape != like.shape:
-        return whole
-    here = whole.to(device=like.device_mesh.device_type, dtype=like.dtype)
-    return distribute_tensor(here, like.device_mesh, like.placements, src_data_rank=None)

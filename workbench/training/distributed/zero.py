@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from workbench.data.batching import MicroBatch
 from workbench.models.weight_formats import HALVES
+from workbench.training.checkpoint_parts import Held, SavedTensors, TensorPart
 from workbench.training.distributed import zero_offload
-from workbench.training.distributed.sharding import Loss, Sharded, Trainable, place_model
+from workbench.training.distributed.sharding import Loss, Sharded, Trainable, parameter_of, place_model
 
 COUNTED = "step"
 """The optimizer's counter of steps, which all its parameters share."""
@@ -93,50 +94,83 @@ class ZeroParameters(Sharded):
     def clear(self) -> None:
         """Do nothing: the step has freed the gradients."""
 
-    def values(self) -> Mapping[str, Tensor]:
-        """The float32 masters, gathered on the host of the first process one by one; empty tensors elsewhere."""
-        from deepspeed.utils import safe_get_full_fp32_param
+    def values(self) -> Mapping[str, Held]:
+        """The float32 masters."""
+        return {name: self._share(parameter)[1] for name, parameter in self._named.items()}
 
-        return {name: self._kept(safe_get_full_fp32_param(parameter)) for name, parameter in self._named.items()}
-
-    def states(self) -> Mapping[str, Tensor]:
-        """Optimizer states as if one process held all."""
-        from deepspeed.utils import safe_get_full_optimizer_state
-
+    def states(self) -> Mapping[str, Held]:
+        """Optimizer states."""
         assert self._optimizer is not None
         self._link_states()
         held: dict[str, Any] = next(iter(self._optimizer.state.values()), {})
-        count = held.get(COUNTED)
-        full_states: dict[str, Tensor] = {}
+        states: dict[str, Held] = {}
         for name, parameter in self._named.items():
             for kind in held:
                 if kind != COUNTED:
-                    full_states[f"{name}|{kind}"] = self._kept(safe_get_full_optimizer_state(parameter, kind))
-            if count is not None:
-                full_states[f"{name}|{COUNTED}"] = torch.as_tensor(count).detach().cpu().clone()
-        return full_states
+                    states[f"{name}|{kind}"] = self._share(parameter, kind)[1]
+                else:
+                    states[f"{name}|{kind}"] = torch.as_tensor(held[kind]).detach().cpu().clone()
+        return states
 
-    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
-        """Set the masters, what computes, and the optimizer's share of this process."""
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+    def read(self, saved: SavedTensors) -> None:
+        """Read this process's share of masters and states, and set what computes in every process."""
+        from deepspeed.utils import safe_get_full_fp32_param
 
         assert self._optimizer is not None
-        if states:
+        kept = saved.stored("optimizer")
+        if kept:
             self._make_states()
-            for state in self._optimizer.state.values():
-                if COUNTED in state:
-                    state[COUNTED].fill_(float(next(states[key] for key in states if key.endswith(f"|{COUNTED}"))))
         for name, parameter in self._named.items():
-            safe_set_full_fp32_param(parameter, values[name].to(self._engine.device))
-            self._set(parameter, values[name])
-            for kind in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
-                if states and f"{name}|{kind}" in states:
-                    safe_set_full_optimizer_state(parameter, states[f"{name}|{kind}"].to(self._engine.device), kind)
+            self._read(saved, "trainable", name, parameter)
+            self._set(parameter, safe_get_full_fp32_param(parameter))
+            for key in [key for key in kept if parameter_of(key) == name and key != f"{name}|{COUNTED}"]:
+                self._read(saved, "optimizer", key, parameter, key.rpartition("|")[2])
+        counted = {key: torch.empty(()) for key in kept if key.endswith(f"|{COUNTED}")}
+        saved.fill("optimizer", counted)
+        for state in self._optimizer.state.values():
+            if COUNTED in state and counted:
+                state[COUNTED].fill_(float(next(iter(counted.values()))))
+
+    def _share(self, parameter: nn.Parameter, kind: str | None = None) -> tuple[Tensor, TensorPart]:
+        """This process's partition (1-D) of a master, or of an optimizer state, and which part of the whole that is.
+
+        Of a weight that is cut it is a copy on the host.
+        """
+        from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
+
+        of: Any = parameter
+        if self._cuts:
+            local = safe_get_local_fp32_param(of) if kind is None else safe_get_local_optimizer_state(of, kind)
+            held, shape = local.to("cpu", copy=True), torch.Size(of.ds_shape)
+            start = held.numel() * self._ranks.rank
+            return held, TensorPart.flat(
+                held[: max(0, shape.numel() - start)], start, shape
+            )  # the last ones are padded
+        if (mapping := getattr(of, "_hp_mapping", None)) is None:  # other processes have all of it
+            return torch.empty(0), TensorPart(of.shape, {})
+        held = mapping.get_hp_fragment(kind)
+        return held, TensorPart.flat(held.detach(), mapping.lp_fragment_address.start, of.shape)
+
+    def _read(self, saved: SavedTensors, stem: str, key: str, parameter: nn.Parameter, kind: str | None = None) -> None:
+        """Read this process's partition of a master, or of an optimizer state."""
+        from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
+
+        held, part = self._share(parameter, kind)
+        saved.fill(stem, {key: part})
+        if self._cuts and kind is None:
+            safe_set_local_fp32_param(parameter, held)
+        elif self._cuts:
+            safe_set_local_optimizer_state(parameter, held, kind)
 
     @contextmanager
     def exposed(self) -> Iterator[None]:
-        """The first process' model holds whole float32 masters inside the block, so that these are what is saved."""
-        whole = self.values()
+        """The first process' model holds whole masters inside the block, each in the precision in which it came."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        whole = {
+            name: self._kept(safe_get_full_fp32_param(parameter).to(self._stored[name]))
+            for name, parameter in self._named.items()
+        }
         computed = {name: parameter.data for name, parameter in self._named.items()}
         for name, parameter in self._named.items():
             parameter.data = whole[name]

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from workbench.training.checkpoint_parts import Held, SavedTensors
 from workbench.training.optim.own_optimizers import FAST_STEPS, SLOW
 
 _COUNTED = ("step", "weight_sum", "lr_max", FAST_STEPS)
@@ -173,14 +174,14 @@ class OptimizerStep(Protocol):
     def clear(self) -> None:
         """Free the gradients."""
 
-    def values(self) -> Mapping[str, Tensor]:
-        """Trainable parameters by name, in float32 or wider."""
+    def values(self) -> Mapping[str, Held]:
+        """What this process holds of the trainable parameters, by name, in float32 or wider."""
 
-    def states(self) -> Mapping[str, Tensor]:
-        """Optimizer states by name."""
+    def states(self) -> Mapping[str, Held]:
+        """What it holds of optimizer states, by name."""
 
-    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
-        """Load values, and optimizer states, that `values` and `states` returned."""
+    def read(self, saved: SavedTensors) -> None:
+        """Read this process's part of a checkpoint: the parameters, and the optimizer states that it has."""
 
 
 class LocalStep(OptimizerStep):
@@ -198,18 +199,15 @@ class LocalStep(OptimizerStep):
     def clear(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
 
-    def values(self) -> Mapping[str, Tensor]:
+    def values(self) -> Mapping[str, Held]:
         return self._trainable
 
-    def states(self) -> Mapping[str, Tensor]:
+    def states(self) -> Mapping[str, Held]:
         return state_tensors(self._optimizer, self._trainable)
 
-    @torch.no_grad()
-    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
-        for name, parameter in self._trainable.items():
-            parameter.copy_(values[name])
-        if states is not None:
-            load_state(self._optimizer, self._trainable, states)
+    def read(self, saved: SavedTensors) -> None:
+        saved.fill("trainable", self._trainable)
+        load_state(self._optimizer, self._trainable, saved.whole("optimizer"))
 
 
 def read_scalars(scalars: Sequence[Tensor]) -> list[float]:

@@ -97,6 +97,10 @@ class WeightAverage:
             _swa(list(mean.values()), [sample[name] for name in mean], done)
         return mean
 
+    def ship(self) -> None:
+        """Put the average into the parameters, for good."""
+        self._set(self.values())
+
     @contextmanager
     def applied(self, refresh: Callable[[], None] = lambda: None) -> Iterator[None]:
         """The parameters hold the average inside the block, and afterwards the bits that they held before.

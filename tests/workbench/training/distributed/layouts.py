@@ -1,6 +1,6 @@
 """Runs one recipe in several layouts, each in a folder of its own; torchrun starts this file in several processes.
 
-layouts.py FOLDER JOBS.json [steps|start|away|clocks]
+layouts.py FOLDER JOBS.json [steps|start|away|clocks|checkpoints]
 
 JOBS: [[name, overrides, name of the run to go on from or null], ...]
 
@@ -10,7 +10,8 @@ With a third word NAME.RANK.json, beside each run, says how many bytes of tensor
 first step, or in the step of the later half that held least (the first one lacks the optimizer's state; a thread of
 gloo that lets go late of what it has sent can only add). Such a run ends with what is counted: before the first step
 or after the last one. `away`: how many bytes of blocks' inputs it copied to a host's memory, for which copies in its
-own stand. `clocks`: time goes on with each look at it, at another speed in each process. `accelerator`, and the bytes
+own stand. `checkpoints`: how many bytes it read, hashed and wrote; the run reads its last checkpoint, writes it again,
+and ends. `clocks`: time goes on with each look at it, at another speed in each process. `accelerator`, and the bytes
 that each process has: as `fake_accelerator` says.
 """
 
@@ -26,7 +27,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from itertools import chain, count
@@ -41,11 +42,12 @@ import workbench
 from workbench.data.batching import Indices
 from workbench.planning.counters import LiveBytes, MemoryLedger
 from workbench.report import plots
-from workbench.runs import deadline
+from workbench.runs import deadline, files
 from workbench.runs import ranks as rank_module
 from workbench.runs.process_memory import importing
 from workbench.runs.ranks import joined
-from workbench.training import activation_offload, capacity, step_metrics, trainer
+from workbench.training import activation_offload, capacity, checkpoint_parts, step_metrics, trainer
+from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.bank_trainer import BankTrainer, FleetTrainer
 from workbench.training.distributed.pipeline import Pipelined
 from workbench.training.distributed.zero import ZeroParameters
@@ -72,11 +74,16 @@ def in_processes(
     assert done.returncode == 0, done.stderr[-19000:]
 
 
-def halfway(finished: Path, folder: Path) -> None:
-    """The folder as a run leaves it that was killed after half of its steps, or those of all of its members."""
+def halfway(finished: Path, folder: Path, *, lost: int = 1) -> None:
+    """The folder as a run leaves it that was killed after half of its steps, or those of all of its members.
+
+    Args:
+        lost: How many of its checkpoints it had not written by then.
+    """
     shutil.copytree(finished, folder)
     for checkpoints in folder.rglob("checkpoints"):
-        shutil.rmtree(sorted(checkpoints.glob("step-*"))[-1])
+        for path in sorted(checkpoints.glob("step-*"), reverse=True)[:lost]:
+            shutil.rmtree(path)
     for adapter in folder.rglob("adapter"):
         shutil.rmtree(adapter)
     for outputs in folder.rglob("outputs.safetensors"):
@@ -284,6 +291,42 @@ def fake_accelerator() -> Iterator[list[int]]:
 
 
 @contextmanager
+def counted_checkpoints() -> Iterator[dict[str, int]]:
+    """Inside the block a run that goes on writes what it has read again, and ends; yields the bytes of this process."""
+    found = dict.fromkeys(("read", "verified", "written", "hashed"), 0)
+    read_box, digest, save_file = checkpoint_parts.read_box, files.digest, checkpoint_parts.save_file
+    resume, hashing = AdapterTrainer.resume, "verified"
+
+    def reading(*arguments: Any) -> Tensor:
+        box = read_box(*arguments)
+        found["read"] += box.nbytes
+        return box
+
+    def hashed(path: Path) -> str:
+        found[hashing] += path.stat().st_size if path.suffix == ".safetensors" else 0
+        return digest(path)
+
+    def writing(tensors: Mapping[str, Tensor], *arguments: Any, **named: Any) -> None:
+        found["written"] += sum(each.nbytes for each in tensors.values())
+        save_file(dict(tensors), *arguments, **named)
+
+    def resuming(self: AdapterTrainer, **named: Any) -> None:
+        nonlocal hashing
+        resume(self, **named)
+        hashing, self._saved_step = "hashed", None
+        self.save(keep=9, last=True)
+        raise _Counted
+
+    patches: list[tuple[Any, str, Any]] = [(checkpoint_parts, "read_box", reading), (files, "digest", hashed)]
+    patches += [(checkpoint_parts, "save_file", writing), (AdapterTrainer, "resume", resuming)]
+    with ExitStack() as stack:
+        for patched in patches:
+            stack.enter_context(patch.object(*patched))
+        with suppress(_Counted):
+            yield found
+
+
+@contextmanager
 def own_clocks() -> Iterator[None]:
     """Inside the block, time goes on whenever a process looks at its clock, in each process at another speed."""
     ticks = count(time.monotonic(), 0.05 + 0.02 * joined().rank)
@@ -322,11 +365,12 @@ def one_stands_still() -> Iterator[None]:
         yield
 
 
-COUNTED = {
+COUNTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "steps": counted,
     "shares": counted_shares,
     "start": counted_before,
     "away": counted_away,
+    "checkpoints": counted_checkpoints,
     "clocks": own_clocks,
     "accelerator": fake_accelerator,
     "still": one_stands_still,
@@ -335,6 +379,7 @@ COUNTED = {
 
 def main() -> None:
     folder, jobs = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+    again = sys.argv[3:] == ["checkpoints"]
     with importing():
         import deepspeed  # noqa: F401  # else each job searches what it imports for garbage
     ranks = joined()
@@ -344,7 +389,7 @@ def main() -> None:
             with broken_off():
                 workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, quiet=True)
         elif origin is not None and ranks.first:
-            halfway(folder / origin, folder / name)
+            halfway(folder / origin, folder / name, lost=0 if again else 1)
         ranks.wait()
         way = (
             "shares"
@@ -354,7 +399,7 @@ def main() -> None:
         with COUNTED[way]() if way else nullcontext() as peaks:
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, resume=origin is not None, quiet=True)
         if peaks is not None:
-            found = peaks if way == "accelerator" else min(peaks[len(peaks) // 2 :])
+            found = peaks if way in ("accelerator", "checkpoints") else min(peaks[len(peaks) // 2 :])
             (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(found))
         gc.collect()
         gc.freeze()  # else what DeepSpeed keeps of each job is searched in all that follow
