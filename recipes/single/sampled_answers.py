@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -498,6 +499,9 @@ class SampledRows:
     """Of these tokens, where a price is given."""
     choice: PairedScore | None
     """What choosing by the rewards is worth on rows that hold an answer; see `worth`."""
+    passes: dict[int, tuple[float, tuple[float, float] | None]]
+    """pass@k by k, the powers of two up to the number of answers, with its 95 % interval; see `pass_at`. Empty where
+    no reward says what is right: all are 0 or 1, or there is a lowest one of what is accepted."""
 
 
 def facts(
@@ -506,8 +510,10 @@ def facts(
     skipped: Sequence[str],
     limits: RequestLimits,
     choice: PairedScore | None = None,
+    *,
+    least: float | None = None,
 ) -> SampledRows:
-    """What came of the answers, `written` rows among it."""
+    """What came of the answers, `written` rows among it; right are those of a reward of `least`, else of 1."""
     answers = [each for group in groups for each in group.answers]
     top = [each for each in map(lambda group: best(group.answers), groups) if each is not None]
     texts, values = [each.text for each in answers], [each.reward for each in answers]
@@ -524,6 +530,7 @@ def facts(
     if known and len(known) == len(each_tokens):
         tokens = sum(read for read, _ in known), sum(wrote for _, wrote in known)
     price = limits.price
+    told = scored and (least is not None or set(values) <= {0.0, 1.0})
     return SampledRows(
         prompts=len(groups),
         answers=len(answers),
@@ -536,7 +543,26 @@ def facts(
         tokens=tokens,
         cost=None if price is None or tokens is None else (tokens[0] * price[0] + tokens[1] * price[1]) / 1e6,
         choice=choice,
+        passes=_passes(groups, 1.0 if least is None else least) if told else {},
     )
+
+
+def pass_at(k: int, answers: int, right: int) -> float:
+    """Chance that one or more of k answers to a prompt are right, where `right` of `answers` >= k were.
+
+    It is unbiased: 1 - C(answers - right, k) / C(answers, k) (Chen et al. 2021, arXiv:2107.03374, eq. 1).
+    """
+    return 1 - math.comb(answers - right, k) / math.comb(answers, k)
+
+
+def _passes(groups: Sequence[AnswerGroup], least: float) -> dict[int, tuple[float, tuple[float, float] | None]]:
+    counts = [(len(group.answers), sum(each.reward >= least for each in group.answers)) for group in groups]
+    fewest = min(answers for answers, _ in counts)
+    found = {}
+    for k in (2**power for power in range(fewest.bit_length())):
+        value_S = np.asarray([pass_at(k, *each) for each in counts])
+        found[k] = float(value_S.mean()), comparison.mean_interval(value_S)
+    return found
 
 
 def worth(groups: Sequence[AnswerGroup], references: Sequence[str | None]) -> PairedScore | None:

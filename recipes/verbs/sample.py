@@ -87,8 +87,9 @@ def sample(
         trust: Execute the Python code that the run's config.yaml names.
 
     Returns:
-        How many `prompts`, `answers` and `rows` there are, the mean `reward` of all answers, and what their `choice` is
-        worth on rows that hold an answer, where no reward reads it.
+        How many `prompts`, `answers` and `rows` there are, the mean `reward` of all answers, `passes` (pass@k by k)
+        where rewards say what is right, and what their `choice` is worth on rows that hold an answer, where no reward
+        reads it.
 
     Raises:
         WorkbenchError: A setting, a prompt or a reward is wrong, or a server does not answer; answers that there are by
@@ -140,7 +141,7 @@ def sample(
     if sources and not any(source.columns for source in sources):
         own = [own_answer(RawRow(question.place, dict(columns)), config.data) for question, columns in questions]
         choice = sampled_answers.worth(groups, own)
-    return sampled_answers.facts(groups, len(output_rows), skipped, limits, choice)
+    return sampled_answers.facts(groups, len(output_rows), skipped, limits, choice, least=settings.least)
 
 
 def _require_sensible(settings: SampleSettings, out: Path, *, scored: bool) -> None:

@@ -354,6 +354,12 @@ def sampled(sampled: SampledRows, out: Path) -> None:
     )
     if sampled.reward is not None:
         typer.echo(f"Mean reward {sampled.reward:.3f}{best}.")
+    if sampled.passes:
+        told = (
+            f"pass@{k} {value:.3f}" + (f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else "")
+            for k, (value, bounds) in sampled.passes.items()
+        )
+        typer.echo(f"One or more of k answers right: {', '.join(told)}.")
     if (choice := sampled.choice) is not None:
         low, high = choice.interval or (0.0, 0.0)
         verdict = (

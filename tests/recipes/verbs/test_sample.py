@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from collections.abc import Sequence
@@ -26,7 +27,14 @@ from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
 from workbench.evaluation import generation
 from workbench.evaluation.generation import AnswerSampler
-from workbench.recipes.single.sampled_answers import AnswerGroup, SampledRows, ScoredAnswer, rows_to_write, worth
+from workbench.recipes.single.sampled_answers import (
+    AnswerGroup,
+    SampledRows,
+    ScoredAnswer,
+    pass_at,
+    rows_to_write,
+    worth,
+)
 from workbench.recipes.verbs.sample import sample
 
 LETTERS = """
@@ -82,6 +90,23 @@ def test_rows_of_all_kinds_come_from_the_same_answers(trained: Path, asked: Path
     config = DataConfig(train=str(asked.parent / "best.jsonl"))
     read = list(formats.read(config.train or "", config, skipped=[]))
     assert [example.messages[-1]["content"] for example in read] == [row["messages"][-1]["content"] for row in best]
+
+
+def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(trained: Path, asked: Path) -> None:
+    """Counted over all draws of k among n."""
+    for right in range(6):
+        answers = [1] * right + [0] * (5 - right)
+        for k in range(1, 6):
+            draws = [any(each) for each in itertools.combinations(answers, k)]
+            assert pass_at(k, 5, right) == pytest.approx(sum(draws) / len(draws))
+    found = _facts(trained, asked, "all.jsonl", to="all", least=6.0)
+    rows = [json.loads(line) for line in (asked.parent / "all.jsonl").read_text().splitlines()]
+    rights = [sum(row["reward"] >= 6 for row in rows[at : at + 4]) for at in range(0, 24, 4)]
+    assert {k: value for k, (value, _) in found.passes.items()} == pytest.approx(
+        {k: np.mean([pass_at(k, 4, right) for right in rights]) for k in (1, 2, 4)}
+    )
+    assert found.passes[1][0] == pytest.approx(sum(rights) / 24)
+    assert _facts(trained, asked, "other.jsonl", to="all").passes == {}  # a sum of letters says not what is right
 
 
 @pytest.mark.slow
