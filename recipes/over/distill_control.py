@@ -110,12 +110,25 @@ def require_useful(
         than: Names what has these.
     """
     score = next((each for each in SCORES if each in teacher and each in start), "loss")
-    worse = teacher[score] > 1.001 * start[score] if score == "loss" else teacher.get(f"{score}_high", 1) < start[score]
+    told = [score]
+    if score == "loss":
+        worse = teacher[score] > 1.001 * start[score]
+    else:
+        worse = teacher.get(f"{score}_high", 1) < start[score]
+        if (
+            not worse
+            and teacher.get(f"{score}_low", 1) <= start[score]
+            and teacher.get("loss", 0) > start.get("loss", 0)
+        ):
+            worse, told = True, [score, "loss"]  # right as often as chance has it, and surer than guessing is
     if worse and config.distill.control is not True:
-        found = f"its held-out {score.replace('_', ' ')} is {teacher[score]:.4g}, worse than that of {than}"
+        theirs, others = (
+            " and ".join(f"{name.replace('_', ' ')} {scores[name]:.4g}" for name in told) for scores in (teacher, start)
+        )
         raise ConfigError(
-            f"distill.teacher.id={name}: {found}, {start[score]:.4g}. Name a teacher that has learnt this task, or "
-            "write distill.control=true, which measures what it is worth."
+            f"distill.teacher.id={name}: it scores worse on held-out rows than {than}: {theirs}, and {than} has "
+            f"{others}. Name a teacher that has learnt this task, or write distill.control=true, which measures what "
+            "it is worth."
         )
 
 

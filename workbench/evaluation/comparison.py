@@ -136,7 +136,9 @@ def _row_scores(table: pd.DataFrame) -> dict[str, Floats]:
         return {"word_accuracy": _floats([np.equal(label, predicted).mean() for label, predicted in tags])}
     if not prediction_table.class_names(table):
         return {"absolute_error": _floats((table["predicted"] - table["label"]).abs())}
-    return {"accuracy": _floats(prediction_table.ranked(table).right_N)}
+    scores = {"accuracy": _floats(prediction_table.ranked(table).right_N)}
+    loss_N = prediction_table.log_losses(table)
+    return scores if loss_N is None else {**scores, "loss": loss_N}
 
 
 def _rank_products(one_S: Floats, other_S: Floats) -> Floats:

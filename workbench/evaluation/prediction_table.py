@@ -66,6 +66,16 @@ class RowRanking:
         return [int(row) for row in np.argsort(-self.doubt_N, kind="stable") if self.doubt_N[row] > 0]
 
 
+def log_losses(table: pd.DataFrame) -> Floats | None:
+    """Negative logarithm of the probability of each row's label (N,), in nats; None where that is not one class."""
+    names = class_names(table)
+    if not names or isinstance(table["label"].iloc[0], (tuple, list, np.ndarray)):
+        return None
+    p_NC = table[[f"p_{name}" for name in names]].to_numpy(np.float64)
+    label_N = hot(table["label"], names).argmax(1)
+    return -np.log(np.maximum(p_NC[np.arange(len(table)), label_N], LEAST_PROBABILITY))
+
+
 def suspects(table: pd.DataFrame) -> dict[int, str]:
     """Rows whose label is probably wrong, the most suspect first, each with the class that it more likely has.
 

@@ -29,15 +29,26 @@ def worth(record: RunRecord) -> Worth | None:
     folder = record.folder / CONTROL
     if CONTROL not in record.scores or not (folder / "scores.json").exists():
         return None
-    control = run_record.read(folder)
-    found = _main(_pairs(record, control), record)
-    if found is None:
+    return beside(record, run_record.read(folder))
+
+
+def beside(record: RunRecord, control: RunRecord) -> Worth | None:
+    """What the teacher was worth beside another run, of the same student on labels alone; None where nothing compares
+    them. Where accuracy could differ as much by chance, the loss of the same rows decides: it shows smaller harm."""
+    known = {each.name: each for each in _pairs(record, control)}
+    main = _main(known, record)
+    if main is None:
         return None
+    found = main
+    if main.name == "accuracy" and _verdict(main) == "no difference":
+        found = known.get("loss", main)
     text = _told(found, "held-out", record)
-    name = "test_predictions.parquet"
-    if (folder / name).exists() and (record.folder / name).exists():
-        tables = (pd.read_parquet(each / name) for each in (folder, record.folder))
-        if tested := next((each for each in comparison.compare(*tables) if each.name == found.name), None):
+    if found != main:
+        text += f"; {_told(main, 'held-out', record)}"
+    tables = [each.folder / "test_predictions.parquet" for each in (control, record)]
+    if all(table.exists() for table in tables):
+        pairs = comparison.compare(*map(pd.read_parquet, tables))
+        if tested := next((each for each in pairs if each.name == found.name), None):
             text += f"; {_told(tested, 'test', record)}"
     verdict = _verdict(found)
     words = {"helped": "The teacher helped", "harmed": "The teacher harmed"}
@@ -53,13 +64,12 @@ def _pairs(record: RunRecord, control: RunRecord) -> list[PairedScore]:
     return found
 
 
-def _main(pairs: list[PairedScore], record: RunRecord) -> PairedScore | None:
+def _main(known: dict[str, PairedScore], record: RunRecord) -> PairedScore | None:
     """The score that decides: the task's own where rows have it, else the first. A student of written answers is judged
     by its own: it gives those of the data less probability, however good they are."""
-    known = {each.name: each for each in pairs}
     names = ("ndcg@10", "spearman") if record.embeds else ("accuracy",) if record.classifies else ()
     names = ("f1",) if _by_answers(record) else names
-    return next((known[name] for name in names if name in known), next(iter(pairs), None))
+    return next((known[name] for name in names if name in known), next(iter(known.values()), None))
 
 
 def _by_answers(record: RunRecord) -> bool:

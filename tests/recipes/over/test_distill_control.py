@@ -89,7 +89,7 @@ def test_a_teacher_of_wrong_labels_is_refused_or_told_to_harm(rows: Path, tmp_pa
     workbench.merge(good, out=tmp_path / "merged")
     distill: dict[str, Any] = {"teacher": {"id": bad}, "alpha": 1.0}
     config = _config(str(tmp_path / "merged"), rows, train={"steps": 30, "learning_rate": 5e-3}, distill=distill)
-    with pytest.raises(ConfigError, match=r"worse than that of the student before .* distill.control=true"):
+    with pytest.raises(ConfigError, match=r"scores worse .* than the student before .* distill.control=true"):
         _run(config, tmp_path / "refused")
     measured = config.distill.model_copy(update={"control": True})
     run = _run(config.model_copy(update={"distill": measured}), tmp_path / "run")
@@ -119,6 +119,49 @@ def test_a_verdict_is_that_of_the_paired_rows(right: float, of_control: float, v
         (folder / "manifest.json").write_text("{}")
     found = teacher_worth.worth(run_record.read(tmp_path))
     assert found is not None and found.verdict == verdict and "200 rows" in found.sentence
+
+
+@pytest.mark.parametrize(("sure", "verdict"), [(0.9, "helped"), (0.4, "harmed"), (0.6, "no difference")])
+def test_where_accuracy_does_not_decide_the_loss_of_the_same_rows_does(
+    sure: float, verdict: str, tmp_path: Path
+) -> None:
+    """Both are right about the same rows; they differ in how sure they are of them."""
+    draw = np.random.default_rng(0)
+    for folder, share in ((tmp_path, sure), (tmp_path / "control", 0.6)):
+        folder.mkdir(exist_ok=True)
+        p_N = np.clip(share + draw.normal(0, 0.02, 200), 0.34, 0.98)
+        shares = {"p_a": p_N, "p_b": 0.6 * (1 - p_N), "p_c": 0.4 * (1 - p_N)}
+        table = pd.DataFrame({"row": [f"row {n}" for n in range(200)], "label": "a", "predicted": "a", **shares})
+        table.to_parquet(folder / "predictions.parquet")
+        scores = {"accuracy": 1.0, "loss": float(-np.log(p_N).mean())}
+        (folder / "scores.json").write_text(json.dumps({"after": scores, "control": scores}))
+        (folder / "config.yaml").write_text("recipe: classify\n")
+        (folder / "manifest.json").write_text("{}")
+    found = teacher_worth.worth(run_record.read(tmp_path))
+    own = run_record.read(tmp_path).scores["after"]["loss"]
+    assert found is not None and found.verdict == verdict
+    assert f"held-out loss {own:.4g}" in found.sentence and "held-out accuracy 1, on labels alone 1" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("teacher", "refused"),
+    [
+        ({"accuracy": 0.06, "accuracy_low": 0.04, "accuracy_high": 0.09, "loss": 3.3}, True),
+        ({"accuracy": 0.01, "accuracy_low": 0.0, "accuracy_high": 0.03, "loss": 2.9}, True),
+        ({"accuracy": 0.06, "accuracy_low": 0.04, "accuracy_high": 0.09, "loss": 2.9}, False),
+        ({"accuracy": 0.20, "accuracy_low": 0.15, "accuracy_high": 0.25, "loss": 3.3}, False),
+    ],
+)
+def test_a_teacher_is_refused_that_is_right_by_chance_and_surer_than_guessing(
+    teacher: dict[str, float], refused: bool, short_stories: str, rows: Path
+) -> None:
+    config = _config(short_stories, rows, distill={"teacher": {"id": short_stories}})
+    start = {"accuracy": 0.05, "loss": 3.0}
+    if not refused:
+        distill_control.require_useful(config, "t", teacher, start)
+        return
+    with pytest.raises(ConfigError, match=r"scores worse .* than guessing: accuracy .*distill.control=true"):
+        distill_control.require_useful(config, "t", teacher, start)
 
 
 @pytest.mark.slow

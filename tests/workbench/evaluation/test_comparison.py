@@ -60,7 +60,7 @@ def test_students_interval_and_p_are_those_of_the_textbook() -> None:
 def test_p_of_right_and_wrong_is_the_exact_one_of_mcnemar(pairs: list[tuple[bool, bool]]) -> None:
     labels = "a" * len(pairs)
     first, second = ("".join("a" if pair[side] else "b" for pair in pairs) for side in (0, 1))
-    (found,) = comparison.compare(classes(first, labels), classes(second, labels))
+    found, _ = comparison.compare(classes(first, labels), classes(second, labels))
     gained, lost = pairs.count((False, True)), pairs.count((True, False))
     few, count = min(gained, lost), gained + lost
     tail = sum(comb(count, k) for k in range(few + 1)) / 2**count
