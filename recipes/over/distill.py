@@ -186,14 +186,14 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource | None, run:
         require_teachable(config, base, source, tokenizer, template, data)
     students.make(config, source, run.home / STUDENT, weights=True, rows=data.train, callback=callback, run=run)
     student = text_run.TextRun(base, run, callback, tokenizer, template, data)
-    more = distill_control.trained(config, source, replace(student, data=own))
+    control = distill_control.trained(config, source, replace(student, data=own))
     if config.distill.peers is not None:
         distill_peers.train(config, student)
     elif not config.distill.asks_teacher:
         student.train()
     else:
         student.train(supervise(config, base, source, run, data, tokenizer, callback))
-    facts = run.manifest.get("distill", {})
+    facts, more = run.manifest.get("distill", {}), distill_control.scored(control)
     if (loss := facts.get("teacher_loss")) is not None:
         more = {"teacher": {"loss": loss, **facts.get("teacher_losses", {})}, **more}
     return replace(student, measured=partial(_costs, config, base, source, data, tokenizer, run)).finish(more)

@@ -70,7 +70,8 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     measured = partial(_costs, config, base, source, data, run)
     if not config.distill.asks_teacher:
         student.train()
-        return replace(student, measured=measured).finish(distill_control.trained(config, source, student))
+        control = distill_control.trained(config, source, student)
+        return replace(student, measured=measured).finish(distill_control.scored(control))
     teacher_outputs = class_distillation.teacher_outputs(config, source, data, extra, run, callback)
     scores = {"teacher": classification_scores.scores_of(data.labels, teacher_outputs.held_out_NC, data.held_out)}
     if data.test is not None and teacher_outputs.test_NC is not None:
@@ -80,11 +81,11 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
         keys = [record.key for record in data.held_out.records]
         distill_control.tell_trained_on(source, run, callback, keys, trained_on)
     distill_control.require_useful(config, source.name, scores["teacher"], student.guessed())
-    scores |= distill_control.trained(config, source, student, more=len(extra or ()))
+    control = distill_control.trained(config, source, student, more=len(extra or ()))
     losses = {"teacher": scores["teacher"]["loss"], "guess": student.guessed()["loss"]}
     supervise = _supervise(config, base, source, data, extra, teacher_outputs)
     student.train(student_start.telling(config, student, supervise, **losses))
-    return replace(student, measured=measured).finish(scores)
+    return replace(student, measured=measured).finish({**scores, **distill_control.scored(control)})
 
 
 def expected(

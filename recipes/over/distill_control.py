@@ -66,15 +66,16 @@ def _operations(source: TeacherSource, model: ModelConfig, head: ModelHead) -> t
 
 def trained(
     config: RunConfig, source: TeacherSource | None, student: SingleRun[Any, Any], *, more: int = 0
-) -> dict[str, Any]:
-    """Scores of the control, to stand beside the student's; none where none is wanted. It is a run directory of its
-    own, `control`, which trains before the student and goes on where it stopped.
+) -> SingleRun[Any, Any] | None:
+    """The control, trained; None where none is wanted. It is a run directory of its own, `control`, which trains before
+    the student, goes on where it stopped, and is not scored yet: what scoring imports would take memory beside the
+    student's training.
 
     Args:
         more: Rows without labels of each epoch of the student, which the control spends on rows with labels.
     """
     if not wanted(config, source, student.config.model, student.task):
-        return {}
+        return None
     run, plain = student.run.child(CONTROL), student.config
     if more:
         steps = total_steps(plain, len(student.rows["train"]) + more)
@@ -87,9 +88,16 @@ def trained(
         own = "labels alone" if config.distill.answers is None else "the data's own answers"
         control.callback.say(f"Control: the same student on {own}, in control/.")
         control.train()
-    member_results.finish(control)
     process_memory.settled()  # what the control took and freed is given back before the student trains
-    scores = files.read_json(run.home / "scores.json")
+    return control
+
+
+def scored(control: SingleRun[Any, Any] | None) -> dict[str, Any]:
+    """Scores of the control, to stand beside the student's; none of no control."""
+    if control is None:
+        return {}
+    member_results.finish(control)
+    scores = files.read_json(control.run.home / "scores.json")
     return {name: scores[split] for name, split in ((CONTROL, "after"), (f"{CONTROL}_test", "test")) if split in scores}
 
 

@@ -80,7 +80,8 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     measured = partial(_costs, base, source, teachers, data, run)
     if not config.distill.asks_teacher:
         student.train()
-        return replace(student, measured=measured).finish(distill_control.trained(config, source, student))
+        control = distill_control.trained(config, source, student)
+        return replace(student, measured=measured).finish(distill_control.scored(control))
     train = _with_texts(base, student.data.train, texts)
     named = data.named() | {"train": train}
     callback.say(
@@ -102,7 +103,7 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     distill_control.tell_trained_on(
         source, run, callback, keys, lambda own: [row.key for row in pair_data.split_of_embeddings(own).train.records]
     )
-    scores |= distill_control.trained(config, source, student, more=len(texts))
+    control = distill_control.trained(config, source, student, more=len(texts))
     target_UE = vectors["train"]
     if config.distill.loss != "relation" and _projects(teachers, base):
         directions_ED, kept = embedding_teachers.principal_directions(target_UE.numpy(), _width(base))
@@ -112,7 +113,7 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
         )
         run.note(distill={**run.manifest["distill"], "kept": kept})
     student.train(_supervise(config, student, train, target_UE, scores["teacher"], source.name))
-    return replace(student, measured=measured).finish(scores)
+    return replace(student, measured=measured).finish({**scores, **distill_control.scored(control)})
 
 
 def prepare(

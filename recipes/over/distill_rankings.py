@@ -68,7 +68,8 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     measured = partial(_costs, base, source, teacher, data, run)
     if not config.distill.asks_teacher:
         student.train()
-        return replace(student, measured=measured).finish(distill_control.trained(config, source, student))
+        control = distill_control.trained(config, source, student)
+        return replace(student, measured=measured).finish(distill_control.scored(control))
     callback.say(f"Asking the teacher, {source.name}, about the candidates of {len(data.train):,} rows ...")
     scores, said = run.ranks.agreed(_asked(base, teacher, student.data) if run.ranks.first else NOTHING)
     run.note(distill={**source.facts, "teacher_loss": scores["teacher"]["loss"]})
@@ -76,9 +77,9 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     distill_control.tell_trained_on(
         source, run, callback, keys, lambda own: [row.key for row in rerank_candidates.split(own).train.records]
     )
-    told = {**scores, **distill_control.trained(config, source, student)}
+    control = distill_control.trained(config, source, student)
     student.train(_supervise(config, student, said, scores["teacher"], source.name))
-    return replace(student, measured=measured).finish(told)
+    return replace(student, measured=measured).finish({**scores, **distill_control.scored(control)})
 
 
 def _prepare(config: RunConfig, base: RunConfig, source: TeacherSource, form: str) -> RankingTeacher:

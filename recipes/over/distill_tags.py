@@ -94,7 +94,8 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     measured = partial(_costs, base, source, teachers, data, run)
     if not config.distill.asks_teacher:
         student.train()
-        return replace(student, measured=measured).finish(distill_control.trained(config, source, student))
+        control = distill_control.trained(config, source, student)
+        return replace(student, measured=measured).finish(distill_control.scored(control))
     callback.say(f"Asking the teacher, {source.name}, about {sum(map(len, sets.values())):,} rows ...")
     said = run.ranks.agreed(asked(teachers, data.tags, sets) if run.ranks.first else {})
     scores = {
@@ -108,10 +109,10 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
     distill_control.tell_trained_on(
         source, run, callback, keys, lambda own: [row.words for row in tagging.prepare(own)[1].train.rows]
     )
-    scores |= distill_control.trained(config, source, student, more=len(extra or ()))
+    control = distill_control.trained(config, source, student, more=len(extra or ()))
     losses = {"teacher": scores["teacher"]["loss"], "guess": student.guessed()["loss"]}
     student.train(student_start.telling(config, student, supervise(config, student, extra, said), **losses))
-    return replace(student, measured=measured).finish(scores)
+    return replace(student, measured=measured).finish({**scores, **distill_control.scored(control)})
 
 
 def expected(config: RunConfig, base: RunConfig, source: TeacherSource, student: TagRun) -> tuple[float, float]:

@@ -24,7 +24,15 @@ from workbench.evaluation.forward_passes import ModelResults, stored_results
 from workbench.evaluation.generation import AnswerSamples
 from workbench.models import backbones, model_sizes
 from workbench.models.backbones import Backbone, Loader
-from workbench.runs import deadline, evaluation_request, files, freezing_cost, run_directory, score_files
+from workbench.runs import (
+    deadline,
+    evaluation_request,
+    files,
+    freezing_cost,
+    process_memory,
+    run_directory,
+    score_files,
+)
 from workbench.runs.run_directory import Run
 from workbench.training import kernels
 from workbench.training.callbacks import Callback
@@ -194,6 +202,7 @@ class SingleRun(ABC, Generic[M, R]):
         if not self.placement.scores:
             return {}
         self.callback.say("Scoring what was saved ...")
+        process_memory.settled()  # what training took and freed is given back before libraries of scores come
         if self.placement.cuts_weights or (self.run.path / "before.json").exists():
             under = None
         else:
@@ -232,6 +241,7 @@ class SingleRun(ABC, Generic[M, R]):
         if self.config.freeze.policy != "none" and (frozen := freezing_cost.of_run(run.path)):
             scores[score_files.FREEZING] = frozen
         if self.measured is not None and not self.placement.cuts_weights and not run.deadline.limited:
+            process_memory.settled()
             scores |= self.measured(saved)
         with run.deadline.phase("report"):
             files.write_json(run.path / "scores.json", scores)

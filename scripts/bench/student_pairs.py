@@ -370,8 +370,8 @@ PAIRS = {
         partial(_pictures, lambda _: _shipped_file("sign_digits.zip"), ("train", "test")),
         "label",
         words=_DRAWN,
-        steps=80,
-        taught=240,
+        steps=40,
+        taught=120,
         arms=("soft", "hidden"),
     ),
     "pictures, ViT, Fashion-MNIST": Pair(
@@ -381,8 +381,8 @@ PAIRS = {
         "label",
         "fashion",
         words=_DRAWN,
-        steps=80,
-        taught=240,
+        steps=40,
+        taught=120,
         arms=("soft", "hidden"),
     ),
 }

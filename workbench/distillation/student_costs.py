@@ -32,8 +32,9 @@ from workbench.models import backbones, exported, output_heads
 from workbench.runs import cost_table, score_files
 from workbench.runs.run_directory import Run, hardware
 
-ROWS, WRITTEN, REPEATS = 32, 16, 5
-"""Rows of the large batch, tokens that a decoder writes after a prompt, and passes that are timed at most."""
+ROWS, PROMPT, WRITTEN, REPEATS = 32, 32, 16, 5
+"""Rows of the large batch, tokens of its prompts at most, so that it takes no more memory than training did; tokens
+that a decoder writes after a prompt, and passes that are timed at most."""
 SECONDS, LARGE_SECONDS = 1.0, 4.0
 """Seconds after which no further repeat begins, and expected seconds beyond which the large batch is not timed."""
 Pass = Callable[[], object]
@@ -221,8 +222,8 @@ def of_tokens(
                 each.head.project(hidden_BLD.flatten(0, 1)[batch.positions_N])
 
     def write(numbers: Indices, tokens: int) -> None:
-        longest = max(len(row.input_ids) for row in rows)
-        prompts = [generation.prompt_of(rows[int(number)])[: max(1, longest - WRITTEN)] for number in numbers]
+        most = max(len(row.input_ids) for row in rows) - WRITTEN if len(numbers) == 1 else PROMPT
+        prompts = [generation.prompt_of(rows[int(number)])[: max(1, most)] for number in numbers]
         encodes = backbone.config.is_encoder_decoder
         inputs = encoder_inputs(prompts) if encodes else generation.padded_on_the_left(prompts)
         inputs = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}

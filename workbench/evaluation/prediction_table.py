@@ -73,7 +73,7 @@ def log_losses(table: pd.DataFrame) -> Floats | None:
         return None
     p_NC = table[[f"p_{name}" for name in names]].to_numpy(np.float64)
     label_N = hot(table["label"], names).argmax(1)
-    return -np.log(np.maximum(p_NC[np.arange(len(table)), label_N], LEAST_PROBABILITY))
+    return np.asarray(-np.log(np.maximum(p_NC[np.arange(len(table)), label_N], LEAST_PROBABILITY)), dtype=np.float64)
 
 
 def suspects(table: pd.DataFrame) -> dict[int, str]:
