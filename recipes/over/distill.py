@@ -44,7 +44,7 @@ from workbench.distillation.cache_gap import CacheGap, GapProbe
 from workbench.distillation.feature_matching import FeatureMatching
 from workbench.distillation.student_costs import Measurable
 from workbench.distillation.student_loss import Teacher, distillation_loss
-from workbench.distillation.teacher_cache import CachedTeacher
+from workbench.distillation.teacher_cache import BlankCache, CachedTeacher
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.distillation.token_alignment import Alignment, UniversalTeacher
 from workbench.errors import BackboneError, ConfigError
@@ -59,7 +59,7 @@ from workbench.runs import files
 from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
 from workbench.training import packing
-from workbench.training.callbacks import Callback
+from workbench.training.callbacks import SILENT, Callback
 from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]
@@ -288,6 +288,25 @@ def supervise(
         )
 
     return signal
+
+
+def planned(
+    config: RunConfig, base: RunConfig, source: TeacherSource | None, student: text_run.TextRun, loader: Loader
+) -> Supervise[ExportedModel]:
+    """The student's training signal as a plan sees it: nobody is asked, and a cache is as large as one that is made."""
+    data, tokenizer = student.data, student.tokenizer
+    require_teachable(config, base, source, tokenizer, student.template, data)
+    if config.distill.cache.folder is not None:
+        blank = BlankCache(teacher_cache.with_k(config.distill), len(tokenizer))
+
+        def signal(live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+            loss = distillation_loss(config.distill, live.model, live.head, blank, None, progress)
+            return TrainingSignal(mixture.mixed(data.train, base), loss, reads_packed=True)
+
+        return signal
+    assert source is not None, "refused otherwise"
+    student.run.note(distill={"teacher": source.name})  # whom the run would score first
+    return supervise(config, base, source, student.run, data, tokenizer, SILENT, loader)
 
 
 def expected(

@@ -27,7 +27,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation import classification_scores
 from workbench.losses.class_losses import criterion
 from workbench.models import backbones, classifier
-from workbench.models.backbones import Backbone
+from workbench.models.backbones import Backbone, Loader
 from workbench.models.classifier import Classifier
 from workbench.recipes.over import distill_control, student_start
 from workbench.recipes.single.single_run import Supervise
@@ -179,6 +179,19 @@ def _supervise(
         return TrainingSignal(examples, _matched(loss, student, teacher, matching), matching, settings=settings)
 
     return supervise
+
+
+def planned(
+    config: RunConfig, base: RunConfig, source: TeacherSource, student: class_run.ClassRun, loader: Loader
+) -> Supervise[Classifier]:
+    """The student's training signal as a plan sees it: nobody is asked, and all outputs are zeros."""
+    data = student.data
+    extra = prepare(config, base, source, data, student.reader)
+    train_NC, extra_NC = (
+        np.zeros((len(rows or ()), len(data.labels.names)), dtype=np.float64) for rows in (data.train, extra)
+    )
+    said = TeacherOutputs(train_NC, extra_NC, train_NC, None)
+    return _supervise(config, base, source, data, extra, said)
 
 
 def _matching(

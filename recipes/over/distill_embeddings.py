@@ -36,7 +36,7 @@ from workbench.evaluation.run_embedder import RunEmbedder
 from workbench.losses import embedding_losses
 from workbench.losses.ranking_losses import leading
 from workbench.models import backbones
-from workbench.models.backbones import Backbone
+from workbench.models.backbones import Backbone, Loader
 from workbench.models.embedder import Embedder, EmbeddingLoss, GivenForm, Term
 from workbench.recipes.over import distill_control
 from workbench.recipes.single.single_run import Supervise
@@ -245,6 +245,16 @@ def _supervise(
         return own._replace(train=mixture.mixed(train, student.config), whole=whole, settings=settings)
 
     return signal
+
+
+def planned(
+    config: RunConfig, base: RunConfig, source: TeacherSource, student: EmbedRun, loader: Loader
+) -> Supervise[Embedder]:
+    """The student's training signal as a plan sees it: nobody is asked, and all vectors are zeros."""
+    teachers, texts = prepare(config, base, source, student.data)
+    train, width = _with_texts(base, student.data.train, texts), embedding_teachers.width(teachers)
+    size = width if config.distill.loss == "relation" else min(width, _width(base))
+    return _supervise(config, student, train, torch.zeros(len(train.units.texts), size), {}, source.name)
 
 
 def _costs(

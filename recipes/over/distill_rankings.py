@@ -30,7 +30,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation import retrieval_scores
 from workbench.losses import ranking_losses
 from workbench.losses.divergences import log_probs, scaled
-from workbench.models.backbones import Backbone
+from workbench.models.backbones import Backbone, Loader
 from workbench.models.reranker import Reranker
 from workbench.recipes.over import distill_control
 from workbench.recipes.single.single_run import Supervise
@@ -148,6 +148,14 @@ def _supervise(
         return TrainingSignal(mixture.mixed(taught, student.config), loss, settings=section.model_dump(mode="json"))
 
     return signal
+
+
+def planned(
+    config: RunConfig, base: RunConfig, source: TeacherSource, student: RerankRun, loader: Loader
+) -> Supervise[Reranker]:
+    """The student's training signal as a plan sees it: nobody is asked."""
+    _prepare(config, base, source, student.data.train.pairs.form)
+    return _supervise(config, student, PairScores(np.zeros(1, np.int64), np.zeros(1)), {}, source.name)
 
 
 def _costs(

@@ -27,7 +27,7 @@ from workbench.distillation.student_costs import Measurable
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
 from workbench.models import backbones, exported
-from workbench.models.backbones import Backbone
+from workbench.models.backbones import Backbone, Loader
 from workbench.recipes.over import distill_control, student_start
 from workbench.recipes.single.single_run import Scores, Supervise
 from workbench.recipes.tasks.tag import TagConfig
@@ -266,3 +266,19 @@ def supervise(
         )
 
     return signal
+
+
+def planned(
+    config: RunConfig, base: RunConfig, source: TeacherSource, student: TagRun, loader: Loader
+) -> Supervise[Tagger]:
+    """The student's training signal as a plan sees it: nobody is asked, and all tags are equally likely."""
+    extra, count = prepare(config, base, source, student.data), len(student.data.tags.names)
+    sets = {"train": student.data.splits.train, **({} if extra is None else {"unlabelled": extra})}
+    said = {
+        name: [
+            WordsSaid(np.full((len(row.words), count), 1 / count), np.ones(len(row.words), np.bool_))
+            for row in rows.rows
+        ]
+        for name, rows in sets.items()
+    }
+    return supervise(config, student, extra, said)

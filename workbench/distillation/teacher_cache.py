@@ -98,13 +98,17 @@ class SampledTokens:
         return sampled_forward_kl(student_nV, *tensors) * self.temperature**2
 
 
+def likeliest(log_probs_NV: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The `k` likeliest tokens (N, k), or all where there are fewer, and what `top_k_and_rest` says of them."""
+    ids_Nk = log_probs_NV.topk(min(k, log_probs_NV.shape[1])).indices.sort(-1).values
+    return ids_Nk, top_k_and_rest(log_probs_NV, ids_Nk)
+
+
 def pack_likeliest(log_probs_NV: Tensor, *, k: int, dtype: str) -> Packed:
     """The `k` likeliest tokens, or all where there are fewer; the mass of the others in float32."""
-    vocabulary = log_probs_NV.shape[1]
-    ids_Nk = log_probs_NV.topk(min(k, vocabulary)).indices.sort(-1).values
-    said_NE = top_k_and_rest(log_probs_NV, ids_Nk)
+    ids_Nk, said_NE = likeliest(log_probs_NV, k)
     return {
-        **pack_ids(ids_Nk.cpu().numpy(), vocabulary),
+        **pack_ids(ids_Nk.cpu().numpy(), log_probs_NV.shape[1]),
         "log_probs": said_NE[:, :-1].to(DTYPES[dtype]).cpu().numpy(),
         "rest": said_NE[:, -1].float().cpu().numpy(),
     }
@@ -370,6 +374,33 @@ class CachedTeacher:
         if config.cache.sampled:
             return SampledTokens([tensor.to(device) for tensor in unpack_draws(packed)], self._known, temperature)
         return TopTokens([tensor.to(device) for tensor in unpack_likeliest(packed)], self._known, config, temperature)
+
+
+@dataclass(frozen=True)
+class BlankCache:
+    """A cache as a plan sees it: distributions over `vocabulary` tokens that have shapes and say nothing."""
+
+    config: DistillConfig
+    vocabulary: int
+
+    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherSignal:
+        """As of `CachedTeacher`."""
+        count, k = len(batch.labels_N), min(self.config.cache.kept, self.vocabulary)
+        ids_Nk = batch.labels_N.new_zeros((count, k))
+        said_NE = torch.zeros(count, k + (not config.cache.sampled), device=ids_Nk.device)
+        if config.cache.sampled:
+            return SampledTokens([ids_Nk, said_NE, said_NE[:, 0]], self.vocabulary, temperature)
+        return TopTokens([ids_Nk, said_NE], self.vocabulary, config, temperature)
+
+
+@torch.no_grad()
+def ask(batch: MicroBatch, teacher: Teacher, config: DistillConfig, *, vocabulary: int) -> None:
+    """What asking about a micro-batch computes, so that a plan can count it; nothing is kept."""
+    assert isinstance(config.temperature, float), "a cache has one"
+    signal = teacher.signal(batch, config, temperature=config.temperature)
+    assert isinstance(signal, TeacherLogits)
+    for hidden in chunks(signal.vocabulary, *signal.tensors):
+        likeliest(signal.log_probs(hidden, vocabulary=vocabulary), config.cache.kept)
 
 
 def missing(folder: Path) -> bool:

@@ -202,7 +202,7 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
         (gradient_NE,) = ctx.saved_tensors
-        return None if grad is None else gradient_NE * grad, None, None
+        return None if grad is None else gradient_NE.detach() * grad, None, None
 
 
 def _lowest(logp: Tensor) -> float:

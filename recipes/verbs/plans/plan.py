@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -20,16 +22,16 @@ from workbench.config.expansions import distill_expansion, fleet_expansion
 from workbench.config.sections.budget_config import BudgetConfig
 from workbench.config.sections.curriculum_config import LengthWarmUpConfig
 from workbench.config.sections.distill_config import STUDENT, OnPolicyConfig
+from workbench.data.batching import micro_batches
 from workbench.errors import ConfigError
 from workbench.losses import chunked_loss
 from workbench.losses.chunked_loss import planned_for
-from workbench.models import backbones, output_heads
+from workbench.models import backbones, output_heads, weight_formats
 from workbench.models.backbones import Loader
-from workbench.models.exported import ExportedModel
 from workbench.planning import cards, stage_training, step_time
 from workbench.planning.cards import DeviceCard
-from workbench.planning.counters import Operations
-from workbench.planning.dry_run import dry_run
+from workbench.planning.counters import MemoryLedger, Operations
+from workbench.planning.dry_run import TEACHER, dry_run
 from workbench.planning.dry_trainings import SingleTraining, Training, UnitTraining
 from workbench.planning.fake_tensors import BlueprintLoader, fake_tensors, packed_bytes
 from workbench.planning.plan import WORKSPACES, Plan, scaling_advice
@@ -37,7 +39,7 @@ from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import Timed
 from workbench.recipes.load import Recipe, load
 from workbench.recipes.single import streamed_rows, token_reference
-from workbench.recipes.single.single_run import Supervise
+from workbench.recipes.single.single_run import SingleRun, Supervise
 from workbench.recipes.task import DryTask, implementation
 from workbench.recipes.tasks.sft.task import dry_text
 from workbench.recipes.tasks.sft.text_run import TextRun
@@ -48,10 +50,12 @@ from workbench.runs import process_memory, units
 from workbench.runs.ranks import Ranks
 from workbench.runs.run_directory import Run
 from workbench.training import activation_checkpointing, activation_offload, capacity
-from workbench.training.callbacks import Silent
 from workbench.training.distributed import data_parallel, layout_checks, zero_offload
 from workbench.training.optim import schedules
 from workbench.training.search.halving import Halving
+
+if TYPE_CHECKING:
+    from workbench.distillation.teacher_sources import TeacherSource
 
 
 @dataclass(frozen=True)
@@ -341,7 +345,7 @@ def of_row(config: RunConfig, tokens: int, *, memory: int | None = None, elsewhe
     return _of_device(config, devices=1, target=PlanTarget(1, memory, elsewhere), way=one_row)
 
 
-Teaching = Callable[[TextRun, Loader], Supervise[ExportedModel]]
+Teaching = Callable[[Any, Loader], Supervise[Any]]
 """From the student's run and what loads the teacher to what the student learns from."""
 
 
@@ -351,16 +355,19 @@ def _planned_task(config: RunConfig, run: Run) -> DryRunParts:
     return plan_fleet.members(config, run) if config.over.adapters else _student(config, run)
 
 
-def _single(config: RunConfig, run: Run, dry: DryTask, teaching: Teaching | None = None) -> DryRunParts:
+def _single(
+    config: RunConfig, run: Run, dry: DryTask, teaching: Teaching | None = None, *, live: bool = False
+) -> DryRunParts:
     """A run of one adapter.
 
     Args:
         teaching: What a student learns from.
+        live: Whether its teacher is asked in every step.
     """
     whole = config.data.model_copy(update={"length_warm_up": LengthWarmUpConfig()})
     config = config.model_copy(update={"data": whole})  # the longest rows decide about memory
     loader, made = BlueprintLoader(), dry.single
-    supervise = None if teaching is None else teaching(made, loader)  # type: ignore[arg-type]
+    supervise = None if teaching is None else teaching(made, loader)
 
     def training(own: RunConfig, run: Run, load: Loader, supervise: Supervise[Any] | None = None) -> SingleTraining:
         mine = replace(made, config=own, run=run)
@@ -373,12 +380,12 @@ def _single(config: RunConfig, run: Run, dry: DryTask, teaching: Teaching | None
         with fake_tensors():
             fit = training(own, run, loader, supervise)
             backbone, *teachers = loader.loaded
-            live = dry.assemble(made, fit.model, backbone)
-            usage = dry_run(fit, lambda: dry.largest(live), others=[each.model for each in teachers])
-            work = replace(step_time.work(fit), teacher=supervise is not None)
+            student = dry.assemble(made, fit.model, backbone)
+            usage = dry_run(fit, lambda: dry.largest(student), others=[each.model for each in teachers])
+            work = replace(step_time.work(fit), teacher=live and supervise is not None)
             if dry.looked or dry.once:
                 with torch.no_grad(), Operations() as operations:
-                    tokens = dry.read(live)
+                    tokens = dry.read(student)
                 work = replace(work, forward=operations.count / tokens, looked=dry.looked * work.tokens, once=dry.once)
         return Carried(backbone, fit, usage, work)
 
@@ -387,37 +394,46 @@ def _single(config: RunConfig, run: Run, dry: DryTask, teaching: Teaching | None
 
 def _student(config: RunConfig, run: Run) -> DryRunParts:
     from workbench.distillation import students
-    from workbench.distillation.teacher_sources import TeacherSource
     from workbench.recipes.over import distill, distill_control
 
     section = config.distill
     base = distill_expansion.student_config(config, run.path)
-
-    def with_control(parts: DryRunParts, source: TeacherSource | None) -> DryRunParts:
-        share = distill_control.share_of_step(config, source, base.model, model_heads.of(base))
-        return parts._replace(work=replace(parts.work, control=share))
-
-    asked_once = not base.task.tokens and not section.match and section.unlabelled is None
-    if section.answers is not None or asked_once:  # the teacher is gone by the time the student trains, on such rows
-        source = distill.find_teacher(config)
-        students.make(config, source, run.path / STUDENT, weights=False)
-        return with_control(_single(base, run, implementation(base).dry(base, run)), source)
-    source = distill.find_teacher(config) if base.task.tokens and section.peers is None else None
-    if source is None:
+    source = None if section.peers is not None else distill.find_teacher(config)
+    gone = section.answers is not None or section.cache.folder is not None  # by the time the student trains
+    if (source is None and not gone) or (section.match and not base.task.tokens):
         raise ConfigError(
-            f"recipe={config.recipe}: `plan` knows students of tokens with a live teacher, and others without "
-            "distill.match and distill.unlabelled. Plan the student as a run of its own."
+            f"recipe={config.recipe}: `plan` knows no peers, and no students of classes whose layers are compared "
+            "(distill.match). Plan the student as a run of its own."
         )
     students.make(config, source, run.path / STUDENT, weights=False)
-    run.note(distill={"teacher": source.name})  # whom the run would score first
-
-    def teaching(student: TextRun, loader: Loader) -> Supervise[ExportedModel]:
-        distill.require_teachable(config, base, source, student.tokenizer, student.template, student.data)
+    dry = implementation(base).dry(base, run)
+    teaching = None
+    if section.asks_teacher:
         # The rows as they are: what the student will write is not known.
         alone = config.model_copy(update={"distill": section.model_copy(update={"on_policy": OnPolicyConfig()})})
-        return distill.supervise(alone, base, source, run, student.data, student.tokenizer, Silent(), loader)
+        teaching = partial(distill.teaching(base).planned, alone, base, source)
+    parts = _single(base, run, dry, teaching, live=base.task.tokens and not gone)
+    if source is not None and base.task.tokens and section.asks_teacher and gone:
+        writing = _writing_bytes(config, base, source, dry.single)
+        most = max(parts.dry_run.evaluation, writing)
+        parts = parts._replace(dry_run=replace(parts.dry_run, evaluation=most))
+    share = distill_control.share_of_step(config, source, base.model, dry.single.task)
+    return parts._replace(work=replace(parts.work, control=share))
 
-    return with_control(_single(base, run, implementation(base).dry(base, run), teaching), source)
+
+def _writing_bytes(config: RunConfig, base: RunConfig, source: TeacherSource, student: SingleRun[Any, Any]) -> int:
+    """Bytes alive at most while a teacher is asked for a cache, beside the process."""
+    from workbench.distillation import teacher_cache, teachers
+
+    tokenizer = backbones.tokenizer(base.model)
+    section, train, loader = teacher_cache.with_k(config.distill), student.splits.train, BlueprintLoader()
+    largest = next(micro_batches(np.arange(len(train)), train.lengths, tokens=capacity.FORWARD_TOKENS))
+    with fake_tensors(), MemoryLedger(backbones.device().type) as ledger, source.named_in_errors():
+        live = teachers.alone(source, base, tokenizer, loader)
+        for each in loader.loaded:
+            ledger.hold(chain(weight_formats.held(each.model), each.model.buffers()), TEACHER)
+        teacher_cache.ask(train.batch(largest).to(backbones.device()), live, section, vocabulary=len(tokenizer))
+        return ledger.peak
 
 
 def of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunConfig:
