@@ -19,7 +19,7 @@ from workbench import adapters, evaluation
 from workbench.adapters import Full
 from workbench.config import RunConfig, model_heads
 from workbench.config.expansions import distill_expansion
-from workbench.config.sections.distill_config import STUDENT, TEACHER
+from workbench.config.sections.distill_config import STUDENT, TEACHER, DistillConfig
 from workbench.config.sections.sampling_config import SelectConfig
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Examples
@@ -46,7 +46,7 @@ from workbench.distillation.student_costs import Measurable
 from workbench.distillation.student_loss import Teacher, distillation_loss
 from workbench.distillation.teacher_cache import BlankCache, CachedTeacher
 from workbench.distillation.teacher_sources import TeacherSource
-from workbench.distillation.token_alignment import Alignment, UniversalTeacher
+from workbench.distillation.token_alignment import AlignedTeacher, Alignment, LiveRows
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone, Loader
@@ -122,10 +122,16 @@ def require_teachable(
             taught_by = backbones.skeleton(source.model, task=task)
         if section.match:
             FeatureMatching(section.match, backbones.skeleton(base.model, task=task), taught_by, seed=base.seed)
-    if section.loss == "universal" and source is not None:
-        if source.models > 1:
-            raise ConfigError("distill.loss=universal listens to one teacher. Name one as distill.teacher.id.")
-        Alignment(data.train, _read_by(source, base), tokenizer, source.tokenizer()).require_enough()
+    rows, reader = data.train, tokenizer  # what the teacher reads
+    if section.across:
+        if source is None:
+            raise ConfigError(
+                f"distill.loss={section.loss}: the teacher's own tokens are read, too, and its folder is not there. "
+                "Name it as distill.teacher.id."
+            )
+        alignment = _aligned(section, base, source, data, tokenizer)
+        alignment.require_enough()
+        rows, reader = alignment.teacher_train, source.tokenizer()
     if base.batch.packing is True and source is not None and section.cache.folder is None:
         packing.require(_no_packing(source, data.train))
     if section.on_policy.share:
@@ -135,7 +141,7 @@ def require_teachable(
         student_loss.require_peers_in_one_bank(base)
     if section.cache.folder is not None:
         known = teacher_cache.with_k(section)
-        teacher_cache.require_usable(known, data.train, teacher_cache.identity(known, source, tokenizer))
+        teacher_cache.require_usable(known, rows, teacher_cache.identity(known, source, reader))
     if section.teacher.url is not None and not cached:
         if hub.is_encoder_decoder:
             raise ConfigError(
@@ -220,7 +226,7 @@ def _costs(
     def beside() -> Iterator[Measurable]:
         if live is None:
             return
-        other = config.distill.loss == "universal" or config.distill.answers is not None
+        other = config.distill.across or config.distill.answers is not None
         for each in live.each:
             teacher = teachers.load(each, base, tokenizer, model=student.model, backbone=backbone)
             total = adapters.count(teacher.backbone).total - (own if teacher.shared else 0)
@@ -245,18 +251,21 @@ def supervise(
     loader: Loader = backbones.load,
 ) -> Supervise[ExportedModel]:
     """The student's training signal; a cache is made before, so that its teacher is gone by then."""
-    section = config.distill
-    cached = cache(config, base, source, run, data, tokenizer, callback) if section.cache.folder is not None else None
+    section, alignment = config.distill, None
+    rows, reader = data, tokenizer  # what the teacher reads
+    if section.across:
+        assert source is not None, "refused otherwise"
+        alignment = _aligned(section, base, source, data, tokenizer)
+        rows, reader = data._replace(train=alignment.teacher_train), source.tokenizer()
+    cached = cache(config, base, source, run, rows, reader, callback) if section.cache.folder is not None else None
 
     def signal(student: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         model = student.model
         matching: FeatureMatching | None = None
         teacher: Teacher
         train: Examples = mixture.mixed(data.train, base)
-        read: Examples = data.train  # by the teacher
-        if cached is not None:
-            teacher = cached
-        else:
+        read: Examples = rows.train  # by the teacher
+        if cached is None:
             assert source is not None
             with source.named_in_errors():
                 live = teachers.load(source, base, tokenizer, model=model, backbone=backbone.model, loader=loader)
@@ -264,19 +273,22 @@ def supervise(
                 callback.say(note)
             if section.match:
                 matching = FeatureMatching(section.match, backbone.model, live.backbone, seed=base.seed)
-            if section.loss == "universal":
-                teacher = universal = _universal(base, source, live, data, tokenizer)
-                read = universal.alignment.teacher_train
-                run.note(distill={**source.facts, "aligned": universal.share_aligned})
-            else:
-                teacher = live
+            if alignment is None:
                 _note(config, base, run, source, live, data, tokenizer, callback)
         _tell_start(config, run, len(data.held_out), tokenizer, callback)
         if section.on_policy.share:
             write = on_policy.shared(on_policy.writer(model, tokenizer, section.on_policy), run.ranks)
             stop = evaluation.stop_tokens(tokenizer, data.train)
-            drawn, asked = train, section.on_policy
-            train = read = on_policy.OnPolicy(data.train, write, asked, seed=base.seed, stop=stop, drawn=drawn)
+            drawn, how = train, section.on_policy
+            train = answers = on_policy.OnPolicy(data.train, write, how, seed=base.seed, stop=stop, drawn=drawn)
+            read = read if alignment is not None else train
+        if alignment is not None:
+            assert source is not None, "refused otherwise"
+            asked = LiveRows(live.models[0], rows.train, live.backbone.device) if cached is None else cached
+            teacher = AlignedTeacher(asked, alignment, answers.written if section.on_policy.share else None)
+            run.note(distill={**run.manifest.get("distill", {}), **source.facts, "aligned": alignment.share})
+        else:
+            teacher = live if cached is None else cached
         loss = distillation_loss(section, model, student.head, teacher, matching, progress)
         return TrainingSignal(
             train,
@@ -314,7 +326,7 @@ def expected(
 ) -> tuple[float | None, float]:
     """Held-out losses of a teacher in the student's tokens, if there is one, and of taking all tokens to be alike."""
     guess = math.log(len(student.tokenizer))
-    if source is None or config.distill.loss == "universal" or config.distill.answers is not None:
+    if source is None or config.distill.across or config.distill.answers is not None:
         return None, guess
     with source.named_in_errors():
         return teachers.alone(source, base, student.tokenizer).loss(student.data.held_out), guess
@@ -359,7 +371,8 @@ def cache(
             run.note(distill={"teacher": section.teacher.id, "url": section.teacher.url})
     elif lacking:
         assert source is not None, "without one an unfinished cache is refused"
-        starts = None if section.cache.sampled or not ranks.first else _student_logits(base, data.train, tokenizer)
+        probed = ranks.first and not section.cache.sampled and not section.across
+        starts = _student_logits(base, data.train, tokenizer) if probed else None
         callback.say(f"Asking the teacher, {source.name}, about every training row ...")
         with source.named_in_errors():
             live = teachers.alone(source, base, tokenizer)
@@ -378,7 +391,7 @@ def cache(
         asking = teacher_cache.LiveQuestions(data.train, live, section, len(tokenizer), 8192, device, ranks)
         facts = None if lost is None else lost.facts
         teacher_cache.write(folder, data.train, asking, wanted, callback=callback, ranks=ranks, lost=facts)
-        if run is not None:
+        if run is not None and not section.across:
             _note(config, base, run, source, live, data, tokenizer, callback)
     cached = CachedTeacher(folder, data.train, section, wanted)
     if run is not None:
@@ -444,18 +457,16 @@ def _tell_trained_on(
     distill_control.tell_trained_on(source, run, callback, held_out.digests.tolist(), trained_on)
 
 
-def _universal(
+def _aligned(
+    section: DistillConfig,
     base: RunConfig,
     source: TeacherSource,
-    live: teachers.LiveTeacher,
     data: Splits[TokenizedSet],
     tokenizer: PreTrainedTokenizerBase,
-) -> UniversalTeacher:
-    """The teacher, who reads the same rows in its own tokens."""
-    (teacher,) = live.models
+) -> Alignment:
+    """The student's rows beside the same in the teacher's tokens."""
     theirs = _read_by(source, base)
-    device = next(teacher.model.parameters()).device
-    return UniversalTeacher(teacher, data.train, theirs, tokenizer, source.tokenizer(), device=device)
+    return Alignment(data.train, theirs, tokenizer, source.tokenizer(), loss=section.loss)
 
 
 def _read_by(source: TeacherSource, base: RunConfig) -> TokenizedSet:

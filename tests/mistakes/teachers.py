@@ -100,7 +100,13 @@ WRITTEN = {
     "a gap of no cache": Case("distill.cache: gap", "Write distill.cache.folder", LORA + "distill.cache.gap=0.1"),
     "a gap of all": Case("distill.cache.gap", "less than 1", LORA + "'distill.cache={folder: c, gap: 1}'"),
     "no gap": Case("distill.cache.gap", "greater than 0", LORA + "'distill.cache={folder: c, gap: 0}'"),
-    "universal and a cache": Case("distill: loss=universal", "leave distill.cache", CACHE + "distill.loss=universal"),
+    "universal and a cache": Case("distill: loss=universal", "leave cache out", CACHE + "distill.loss=universal"),
+    "other tokens and a gap": Case(
+        "not measured of loss=gold", "distill.cache.k=64", "'distill.cache={folder: c, gap: 0.1}' distill.loss=gold"
+    ),
+    "other tokens and layers": Case(
+        "loss=alm compares what two models say", "leave distill.match", matched("what: relation") + " distill.loss=alm"
+    ),
     "classes and a cache": Case("distill: of=classify", "leave distill.cache and on_policy out", CLASSES + CACHE),
     "classes and peers": Case("distill: peers", "write of=sft", OF_CLASSES + "distill.peers=2"),
     "unlabelled text": Case("distill.unlabelled", "leave them out", "distill.unlabelled=held.jsonl"),

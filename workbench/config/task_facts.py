@@ -121,7 +121,7 @@ class TaskFacts:
     students: str | None = None
     """Module of recipe `distill` for it: `taught` looks at a student's rows and its teacher, `teach` trains it. None:
     nobody can teach it."""
-    student_losses: tuple[str, ...] = ("forward_kl", *DIVERGENCES, "universal")
+    student_losses: tuple[str, ...] = ("forward_kl", *DIVERGENCES, "universal", "gold", "alm")
     """Values of `distill.loss` for it, the usual one first."""
     one_device_scores: str | None = None
     """Why a finished run is scored on one device; None where several score it together."""

@@ -112,18 +112,20 @@ class OnPolicy:
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The examples `indices`, padded. Before a step is sampled they are as long as they may become."""
-        batch = self.train.collate([self._row(int(index)) for index in indices], epoch=epoch)
+        rows = ((self.written(int(index)), int(index)) for index in indices)
+        batch = self.train.collate([self.train[index] if row is None else row for row, index in rows], epoch=epoch)
         written_B = torch.tensor([int(index) in self._written for index in indices])
         row_N = batch.positions_N // batch.inputs["input_ids"].shape[1]
         labels_N = batch.labels_N.masked_fill(written_B[row_N], NO_LABEL)
         return replace(batch, labels_N=labels_N, rows_B=indices)
 
-    def _row(self, index: int) -> Row:
+    def written(self, index: int) -> Row | None:
+        """The row with the student's own answer, which alone is predicted; None where the row is as it was."""
         row = self.train[index]
         answer = self._written.get(index)
         if answer is None:
             if self._step is not None or self._longest[index] == len(row.input_ids):
-                return row
+                return None
             # A trial of what fits into memory, which must not be shorter than what comes.
             answer = np.zeros(self.config.max_new_tokens, dtype=np.int64)
         prompt = row.input_ids[: self._prompts[index]]

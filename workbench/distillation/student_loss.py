@@ -25,7 +25,7 @@ from workbench.data.packing import in_sequence, join, padded_length
 from workbench.distillation.feature_matching import FeatureMatching
 from workbench.errors import ConfigError
 from workbench.losses import divergences
-from workbench.losses.chunked_loss import Criterion, Project
+from workbench.losses.chunked_loss import Criterion, Follows, Project
 from workbench.losses.divergences import Divergence, log_probs
 from workbench.losses.next_token import cross_entropy
 from workbench.models.output_heads import Head
@@ -53,6 +53,10 @@ class TeacherSignal(Protocol):
     def vocabulary(self) -> int:
         """Numbers that `loss` makes of each position, besides the student's logits."""
 
+    @property
+    def follows(self) -> Follows:
+        """Positions that `loss` needs together with the one before them; None: it takes each alone."""
+
     def loss(self, logits_nV: Tensor, *tensors: Tensor) -> Tensor:
         """Summed distance of the student's logits of some positions from what those chunks of `tensors` say."""
 
@@ -73,6 +77,7 @@ class TeacherLogits:
     vocabularies: Sequence[int]
     config: DistillConfig
     temperature: float
+    follows: Follows = None
 
     @property
     def vocabulary(self) -> int:
@@ -132,6 +137,7 @@ def distillation_loss(
             vocabulary=arrays(hidden_BLD) * (head.vocabulary + signal.vocabulary),
             weights=head.trainable(),
             scale=scale,
+            follows_N=signal.follows,
         )
         return total if matching is None else total + matching.loss(batch) * scale
 

@@ -33,12 +33,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config.sections.distill_config import DistillConfig
-from workbench.data.batching import Indices, MicroBatch, micro_batches
+from workbench.data.batching import Indices, MicroBatch, Row, micro_batches
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation.student_loss import Teacher, TeacherLogits, TeacherSignal, divergence
 from workbench.distillation.teacher_sources import TeacherSource
+from workbench.distillation.token_alignment import TeacherReading
 from workbench.errors import ConfigError, Stopped, WorkbenchError
-from workbench.losses.chunked_loss import chunks
+from workbench.losses.chunked_loss import Follows, chunks
 from workbench.losses.divergences import log_probs, sampled_forward_kl, top_k_and_rest
 from workbench.models import backbone_source, backbones
 from workbench.runs import files
@@ -70,6 +71,7 @@ class TopTokens:
     vocabulary: int
     config: DistillConfig
     temperature: float
+    follows: Follows = None
 
     def loss(self, logits_nV: Tensor, *tensors: Tensor) -> Tensor:
         """The configured divergence over the k tokens and the rest."""
@@ -91,6 +93,7 @@ class SampledTokens:
     tensors: Sequence[Tensor]
     vocabulary: int
     temperature: float
+    follows: Follows = None
 
     def loss(self, logits_nV: Tensor, *tensors: Tensor) -> Tensor:
         """The estimate, times the square of the temperature."""
@@ -167,8 +170,10 @@ class CacheIdentity(NamedTuple):
     tokenizer: str  # a digest
     temperature: str
     k: str | None  # None: whatever meets `distill.cache.gap`
-    dtype: str | None  # type of the log-probabilities; None for sampled tokens, which have none
-    kind: Literal["likeliest", "draws"]
+    dtype: str | None  # type of the log-probabilities; None where there are none
+    kind: Literal["likeliest", "draws", "spans", "likelihoods"]
+    """What is kept: the likeliest tokens, samples, the likeliest tokens and the log-probabilities of those that stand
+    in the rows, or these alone."""
     name: str | None = None  # the teacher, as the configuration names it: told, but not compared
 
     def made_by(self) -> dict[str, str]:
@@ -178,7 +183,7 @@ class CacheIdentity(NamedTuple):
 
 def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: PreTrainedTokenizerBase) -> CacheIdentity:
     """The cache that a configuration asks for. `source`: the teacher; None where a server teaches, or nobody says who
-    made the cache. `tokenizer`: the student's, which wrote the rows."""
+    made the cache. `tokenizer`: the one that wrote the rows: the student's, or a teacher's that reads other tokens."""
     sampled, k = config.cache.sampled, config.cache.kept
     chosen = str(k if sampled else min(k, len(tokenizer)))
     words = [tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
@@ -189,13 +194,14 @@ def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: Pre
     elif source is not None:
         digests = [_weights(each) for each in source.each]
         teacher, name = _digest(digests[0] if len(digests) == 1 else digests), source.name
+    rows_alone = config.loss == "alm"
     return CacheIdentity(
         teacher=teacher,
         tokenizer=_digest(words),
-        temperature=str(config.temperature),
-        k=None if config.cache.gap is not None and config.cache.k is None else chosen,
-        dtype=None if sampled else config.cache.dtype,
-        kind="draws" if sampled else "likeliest",
+        temperature="1.0" if rows_alone else str(config.temperature),
+        k=None if rows_alone or (config.cache.gap is not None and config.cache.k is None) else chosen,
+        dtype=None if rows_alone or sampled else config.cache.dtype,
+        kind="likelihoods" if rows_alone else "spans" if config.across else "draws" if sampled else "likeliest",
         name=name,
     )
 
@@ -353,13 +359,13 @@ class CachedTeacher:
         self.facts: dict[str, Any] = {
             "folder": str(folder),
             "kind": wanted.kind,
-            "k": int(made_by["k"]),
+            **({"k": int(made_by["k"])} if "k" in made_by else {}),
             "dtype": wanted.dtype,
             "tokens": positions,
             "bytes_per_token": round(sum(path.stat().st_size for path in shards) / positions, 1),
             "shards": len(self._shards),
         }
-        if wanted.kind == "likeliest":
+        if wanted.kind in ("likeliest", "spans"):
             rests = np.concatenate([shard.read(0, int(shard.counts.sum()))["rest"] for shard in self._shards])
             self.facts["mass_beyond_k"] = round(float(np.exp(rests.astype(np.float64)).mean()), 6)
         self.facts |= lost(folder)
@@ -367,13 +373,31 @@ class CachedTeacher:
     def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherSignal:
         """Teacher signal at the batch's supervised positions; `temperature` is that of the cache."""
         assert batch.rows_B is not None and temperature == self._config.temperature
-        rows = zip(self._shard_R[batch.rows_B], self._start_R[batch.rows_B], self._count_R[batch.rows_B], strict=True)
-        packed = _joined([self._shards[shard].read(start, start + count) for shard, start, count in rows])
+        packed = self.packed(batch.rows_B)
         assert len(packed["ids"]) == len(batch.labels_N), "the batch has other positions than its rows"
         device = batch.labels_N.device
         if config.cache.sampled:
             return SampledTokens([tensor.to(device) for tensor in unpack_draws(packed)], self._known, temperature)
         return TopTokens([tensor.to(device) for tensor in unpack_likeliest(packed)], self._known, config, temperature)
+
+    def packed(self, rows: Indices) -> Packed:
+        """What is kept of the supervised positions of some rows."""
+        places = zip(self._shard_R[rows], self._start_R[rows], self._count_R[rows], strict=True)
+        nothing = {name: array[:0] for name, array in self._shards[0].read(0, 0).items()}
+        return _joined([nothing, *(self._shards[shard].read(start, start + count) for shard, start, count in places)])
+
+    def read(
+        self, rows: Sequence[tuple[int, Row]], config: DistillConfig, *, temperature: float, packed: bool
+    ) -> TeacherReading:
+        """What a teacher of other tokens said of its own rows, each with its number; none may have another answer."""
+        found = self.packed(np.asarray([number for number, _ in rows], dtype=np.int64))
+
+        def distributions(ids_nk: Tensor, logp_nE: Tensor) -> tuple[Tensor, Tensor]:
+            nothing_nW = logp_nE.new_full((len(ids_nk), self._known), -torch.inf)
+            return nothing_nW.scatter(1, ids_nk, logp_nE[:, :-1]), logp_nE[:, -1]
+
+        tensors = unpack_likeliest(found) if "ids" in found else ()
+        return TeacherReading(tensors, torch.from_numpy(found["own"]), self._known if tensors else 0, distributions)
 
 
 @dataclass(frozen=True)
@@ -498,7 +522,7 @@ def write(
             # One entry of metadata, because several come in another order each time.
             files.write_bytes(path, save(tensors, metadata={"made_by": json.dumps(made_by)}))
             shard_by_path[path] = Shard(path)
-        callback.say(f"{folder}: shard {done} of {len(shards)} is done, {len(packed['ids']):,} positions.")
+        callback.say(f"{folder}: shard {done} of {len(shards)} is done, {counts_R[order].sum():,} positions.")
         if ranks.any(callback.stop_requested()) and done < len(shards):
             raise Stopped(f"Stopped after shard {done} of {len(shards)} of {folder}. Run again to go on there.")
     if ranks.first:
@@ -527,7 +551,8 @@ class LiveQuestions:
         cache, own = self.config.cache, []
         for indices in self.ranks.share(passes):
             batch = self.train.batch(indices).to(self.device)
-            signal = self.teacher.signal(batch, self.config, temperature=self.config.temperature)
+            temperature = 1.0 if self.config.loss == "alm" else self.config.temperature
+            signal = self.teacher.signal(batch, self.config, temperature=temperature)
             assert isinstance(signal, TeacherLogits) and len(batch.labels_N) == counts_R[indices].sum()
             if cache.sampled:
                 # A row's samples depend on the row alone, and not on those beside it.
@@ -542,15 +567,19 @@ class LiveQuestions:
                     )
                 ]
             else:
+                pieces = chunks(signal.vocabulary, batch.labels_N, *signal.tensors)
                 parts = [
-                    pack_likeliest(
-                        signal.log_probs(hidden, vocabulary=self.vocabulary), k=cache.kept, dtype=cache.dtype
-                    )
-                    for hidden in chunks(signal.vocabulary, *signal.tensors)
+                    self._pack(signal.log_probs(hidden, vocabulary=self.vocabulary), own) for own, *hidden in pieces
                 ]
             own.append((_joined(parts), min(self.vocabulary, *signal.vocabularies)))
         packed, known = zip(*self.ranks.collected(own), strict=True)
         return np.concatenate(passes), _joined(list(packed)), min(known)
+
+    def _pack(self, logp_NV: Tensor, labels_N: Tensor) -> Packed:
+        """What is kept of whole distributions, and of the tokens that stand there where the student reads others."""
+        cache, config = self.config.cache, self.config
+        own = {"own": logp_NV.gather(1, labels_N[:, None])[:, 0].float().cpu().numpy()} if config.across else {}
+        return own if config.loss == "alm" else {**pack_likeliest(logp_NV, k=cache.kept, dtype=cache.dtype), **own}
 
 
 def _shards_to_make(keys_R: Keys, counts_R: Indices, known: list[Keys]) -> Iterator[Indices]:

@@ -240,7 +240,7 @@ def require_comparable(
         train: Those rows.
     """
     name = f"distill.teacher.id={source.name}"
-    single = "distill.match" if config.match else "distill.loss=universal" if config.loss == "universal" else None
+    single = "distill.match" if config.match else f"distill.loss={config.loss}" if config.across else None
     if single and source.models > 1:
         raise ConfigError(
             f"{name}: {single} compares with one teacher, and these are {source.models} models. Name one of them, or "
@@ -263,7 +263,7 @@ def require_comparable(
             f"{type(pupil).__name__}, {kinds[pupil.is_encoder_decoder]}: they do not read the same rows. Name a "
             "teacher of the student's kind."
         )
-    if config.loss == "universal":
+    if config.across:
         return
     own = source.tokenizer()
     # Heads may be larger than a vocabulary, and a vocabulary may go on after the other ends, where no row is.

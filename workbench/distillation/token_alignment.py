@@ -1,7 +1,12 @@
-"""A teacher with another vocabulary (ULD, Boizard et al. 2024): used where both predict from the same point of a text.
+"""A teacher with another vocabulary: it reads each row in its own tokens, and is heard where both stand at one point of
+the text.
+
+A span is the shortest text that begins and ends with a token of each side. Three losses: `universal` compares the
+sorted probabilities where spans begin (ULD, Boizard et al. 2024); `gold` the probabilities of whole spans, token by
+token where both vocabularies have it (GOLD, TRL); `alm` the likelihood of each span's text (Minixhofer et al. 2025).
 
 Legend: L padded length, D teacher's hidden, N supervised positions, n of them, M those that the teacher predicts,
-V student's vocabulary.
+V student's vocabulary, W teacher's, S spans.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -21,8 +26,9 @@ from workbench.data.batching import Indices, MicroBatch, Row, evenly_spaced
 from workbench.data.packing import PACKED, PADDED
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
-from workbench.losses.chunked_loss import Project
-from workbench.losses.divergences import universal
+from workbench.losses import divergences
+from workbench.losses.chunked_loss import Follows, chunks
+from workbench.losses.divergences import SharedTokens, log_probs
 
 if TYPE_CHECKING:
     from workbench.distillation.teachers import TeacherModel
@@ -36,49 +42,148 @@ _BROKEN = "\ufffd"  # replacement character: decoded from an incomplete UTF-8 se
 
 
 @dataclass(frozen=True)
-class AlignedLogits:
-    """Teacher logits at the positions where its tokens start at the same point of the text; elsewhere nothing."""
+class TeacherReading:
+    """What a teacher says of its own rows: of each token that it predicts there."""
 
     tensors: Sequence[Tensor]
-    """The teacher's hidden states (N, D), zeros where there is none, and where there is one (N,) bool."""
-    project: Project
+    """Tensors (M, ...) that its distributions come from."""
+    own_M: Tensor
+    """Log-probabilities of the tokens that stand there."""
     vocabulary: int
-    """The teacher's."""
+    """Numbers that `distributions` makes of each token."""
+    distributions: Callable[..., tuple[Tensor, Tensor | None]]
+    """Those tensors to log-probabilities (n, W), -inf of what is not known, and the log-mass (n,) of all that; None:
+    all is known."""
+
+
+@dataclass(frozen=True)
+class AlignedSignal:
+    """What a teacher of other tokens says where it is aligned with the student."""
+
+    tensors: Sequence[Tensor]
+    """How far each position is from the first of its span (N,) int64, NOWHERE outside of spans; the student's own
+    tokens (N,); the teacher's log-likelihood of the whole span and of all but its first token (N, 2), and tensors of
+    its distribution (N, ...), at first positions."""
+    follows: Follows
+    reading: TeacherReading
+    config: DistillConfig
     temperature: float
+    shared: SharedTokens | None
+    empty: bool
+    """Whether nothing is aligned."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Numbers that the loss makes of each position, besides the student's logits."""
+        return self.reading.vocabulary
 
     def loss(self, logits_nV: Tensor, *tensors: Tensor) -> Tensor:
-        """Summed distance of the sorted probabilities over the aligned ones of some positions."""
-        hidden_nD, aligned_n = tensors
-        if not aligned_n.any():
+        """Summed loss of the spans of some positions, none of which is cut."""
+        if self.empty:
             return logits_nV[:0].sum()
-        with torch.no_grad():
-            teacher = self.project(hidden_nD[aligned_n])
-        return universal(logits_nV[aligned_n], teacher, temperature=self.temperature)
+        loss: Tensor = _LOSSES[self.config.loss](self, logits_nV, *tensors)
+        return loss
 
 
-class UniversalTeacher:
-    """A model that reads each row in its own tokens, written by its own template. Raises ConfigError: too few of the
+def _universal(signal: AlignedSignal, logits_nV: Tensor, away_n: Tensor, _: Tensor, __: Tensor, *own: Tensor) -> Tensor:
+    teacher_nW, _rest = signal.reading.distributions(*own)
+    scaled_nV = log_probs(logits_nV, signal.temperature)
+    each_n = divergences.universal(scaled_nV, teacher_nW, temperature=1)  # which are at the temperature already
+    return (each_n * (away_n == 0)).sum() * signal.temperature
+
+
+def _gold(
+    signal: AlignedSignal, logits_nV: Tensor, away_n: Tensor, ids_n: Tensor, theirs_n2: Tensor, *own: Tensor
+) -> Tensor:
+    assert signal.shared is not None
+    elsewhere_n1 = (away_n != 0)[:, None]
+    student_nV = log_probs(logits_nV, signal.temperature)
+    later_n = _spans(student_nV, away_n, ids_n, after=0)
+    student_nV = (student_nV + later_n[:, None]).masked_fill(elsewhere_n1, divergences.lowest(student_nV))
+    teacher_nW, rest_n = signal.reading.distributions(*own)
+    teacher_nW = (teacher_nW + theirs_n2[:, 1:]).masked_fill(elsewhere_n1, -torch.inf)
+    if rest_n is not None:
+        rest_n = (rest_n + theirs_n2[:, 1]).masked_fill(elsewhere_n1[:, 0], -torch.inf)
+    return divergences.gold(student_nV, teacher_nW, rest_n, signal.shared, temperature=signal.temperature)
+
+
+def _alm(signal: AlignedSignal, logits_nV: Tensor, away_n: Tensor, ids_n: Tensor, theirs_n2: Tensor) -> Tensor:
+    whole_n = _spans(log_probs(logits_nV, 1), away_n, ids_n, after=NOWHERE)
+    each_n = divergences.binary_kl(whole_n, theirs_n2[:, 0], temperature=signal.temperature)
+    return (each_n * (away_n == 0)).sum()
+
+
+_LOSSES: dict[str, Callable[..., Tensor]] = {"universal": _universal, "gold": _gold, "alm": _alm}
+
+
+def _spans(logp_nV: Tensor, away_n: Tensor, ids_n: Tensor, *, after: int) -> Tensor:
+    """At the first position of each span, the summed log-probability of its tokens further from there than `after`."""
+    own_n = logp_nV.gather(1, ids_n[:, None])[:, 0] * (away_n > after)
+    first_n = torch.arange(len(away_n), device=away_n.device) - away_n.clamp(min=0)
+    return torch.zeros_like(own_n).index_add(0, first_n, own_n)
+
+
+class AskedRows(Protocol):
+    """A teacher that is asked about rows in its own tokens."""
+
+    def read(
+        self, rows: Sequence[tuple[int, Row]], config: DistillConfig, *, temperature: float, packed: bool
+    ) -> TeacherReading:
+        """What it says of rows; each with its number among the teacher's."""
+
+
+@dataclass(frozen=True)
+class LiveRows:
+    """A model that reads them now."""
+
+    teacher: TeacherModel
+    rows: TokenizedSet
+    device: torch.device
+
+    def read(
+        self, rows: Sequence[tuple[int, Row]], config: DistillConfig, *, temperature: float, packed: bool
+    ) -> TeacherReading:
+        """Hidden states, and log-likelihoods where the loss asks for them."""
+        head = self.teacher.head
+        read_MD, own_M = torch.zeros(0, head.width, device=self.device), torch.zeros(0, device=self.device)
+        if rows:
+            layout = PACKED if packed else PADDED
+            theirs = layout.lay(self.rows.collate([row for _, row in rows], epoch=0)).to(self.device)
+            with torch.no_grad(), self.teacher.active():
+                read_MD = head.supervised(self.teacher.model, theirs.inputs, theirs.positions_N)
+            own_M = read_MD.new_zeros(len(read_MD), dtype=torch.float32)
+            if config.loss != "universal":
+                at = 1.0 if config.loss == "alm" else temperature
+                with torch.no_grad():
+                    parts = chunks(head.vocabulary, read_MD, theirs.labels_N)
+                    own_M = torch.cat([_own(log_probs(head.project(hidden), at), ids) for hidden, ids in parts])
+
+        @torch.no_grad()
+        def distributions(hidden: Tensor) -> tuple[Tensor, None]:
+            return log_probs(head.project(hidden), temperature), None
+
+        alone = config.loss == "alm"
+        return TeacherReading([] if alone else [read_MD], own_M, 0 if alone else head.vocabulary, distributions)
+
+
+def _own(logp_nV: Tensor, ids_n: Tensor) -> Tensor:
+    return logp_nV.gather(1, ids_n[:, None])[:, 0]
+
+
+class AlignedTeacher:
+    """A teacher that reads each row in its own tokens, written by its own template. Raises ConfigError: too few of the
     student's tokens start where one of the teacher's does.
 
     Args:
-        teacher: The teacher.
-        train: The student's rows.
-        teacher_train: The same sources as the teacher reads them; which row is which is known by its place.
-        device: The teacher's.
+        asked: The teacher.
+        alignment: The student's rows, and the same sources as the teacher reads them.
+        written: Of an answer that the student wrote in place of a row's own, the row; None where it is as it was.
     """
 
     def __init__(
-        self,
-        teacher: TeacherModel,
-        train: TokenizedSet,
-        teacher_train: TokenizedSet,
-        student_tokenizer: PreTrainedTokenizerBase,
-        teacher_tokenizer: PreTrainedTokenizerBase,
-        *,
-        device: torch.device,
+        self, asked: AskedRows, alignment: Alignment, written: Callable[[int], Row | None] | None = None
     ) -> None:
-        self.teacher, self.device = teacher, device
-        self.alignment = Alignment(train, teacher_train, student_tokenizer, teacher_tokenizer)
+        self.asked, self.alignment, self.written = asked, alignment, written
         self.alignment.require_enough()
 
     @property
@@ -86,28 +191,52 @@ class UniversalTeacher:
         """Share of the supervised tokens that have a teacher's token aligned, over a sample of the rows."""
         return self.alignment.share
 
-    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> AlignedLogits:
-        """Teacher logits at the batch's supervised positions, read with the teacher's tokenizer."""
+    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> AlignedSignal:
+        """What the teacher says at the batch's supervised positions, read with the teacher's tokenizer."""
         assert batch.rows_B is not None
-        partners = [self.alignment.partner(int(row)) for row in batch.rows_B]
-        counts = [0 if row is None else self.alignment.teacher_train.supervised[row] for row in partners]
-        firsts = np.cumsum([0, *counts[:-1]])
-        numbers_N = np.concatenate(
-            [_moved(self.alignment.row(int(row)), first) for row, first in zip(batch.rows_B, firsts, strict=True)]
+        rows: list[tuple[int, Row]] = []
+        parts: list[tuple[Indices, ...]] = []
+        reached = 0  # predicted tokens of the teacher's rows before
+        for index in map(int, batch.rows_B):
+            row, theirs, spans_S4 = self.alignment.pair(index, self.written and self.written(index))
+            ids = predicted(row)
+            away, begin, end = (np.full(len(ids), NOWHERE) for _ in range(3))
+            for start, stop, their_start, their_stop in spans_S4.tolist():
+                if config.loss == "universal":  # the next token alone
+                    stop, their_stop = start + 1, their_start + 1
+                away[start:stop] = np.arange(stop - start)
+                if stop > start:
+                    begin[start], end[start] = reached + their_start, reached + their_stop
+            if theirs is not None:
+                rows.append(theirs)
+                reached += len(predicted(theirs[1]))
+            parts.append((away, ids, begin, end))
+        away_N, ids_N, begin_N, end_N = (np.concatenate(part) for part in zip(*parts, strict=True))
+        packed, place = "row_lengths" in batch.inputs, batch.positions_N.device
+        reading = self.asked.read(rows, config, temperature=temperature, packed=packed)
+        # Where there is nothing, the last row, which is zero.
+        at_N = torch.from_numpy(begin_N).to(reading.own_M.device)
+        tensors = [torch.cat([each, each.new_zeros(1, *each.shape[1:])])[at_N] for each in reading.tensors]
+        sums = torch.cat([reading.own_M.new_zeros(1), reading.own_M]).double().cumsum(0)
+        first_N, last_N = at_N.clamp(min=0), torch.from_numpy(end_N).to(at_N.device).clamp(min=0)
+        starts_N2 = torch.stack([first_N, (first_N + 1).minimum(last_N)], 1)
+        theirs_N2 = (sums[last_N][:, None] - sums[starts_N2]).float()
+        own = [torch.from_numpy(away_N), torch.from_numpy(ids_N)]
+        return AlignedSignal(
+            [each.to(place) for each in (*own, theirs_N2, *tensors)],
+            away_N > 0,
+            reading,
+            config,
+            temperature,
+            self.alignment.shared(place) if config.loss == "gold" else None,
+            empty=not (away_N == 0).any(),
         )
-        layout = PACKED if "row_lengths" in batch.inputs else PADDED
-        head = self.teacher.head
-        read_MD = torch.zeros(0, head.width, device=self.device)  # every token that the teacher predicts in its rows
-        if rows := [row for row in partners if row is not None]:
-            theirs = layout.batch(self.alignment.teacher_train, np.asarray(rows), epoch=0).to(self.device)
-            with torch.no_grad(), self.teacher.active():
-                read_MD = head.supervised(self.teacher.model, theirs.inputs, theirs.positions_N)
-        at_N = torch.from_numpy(numbers_N).to(self.device)
-        aligned_N = at_N != NOWHERE
-        hidden_ND = read_MD.new_zeros(len(at_N), read_MD.shape[1])
-        hidden_ND[aligned_N] = read_MD[at_N[aligned_N]]
-        place = batch.positions_N.device
-        return AlignedLogits((hidden_ND.to(place), aligned_N.to(place)), head.project, head.vocabulary, temperature)
+
+
+def predicted(row: Row) -> Indices:
+    """The tokens of a row that are predicted."""
+    ids: Indices = row.input_ids[row.source + 1 :][row.supervised[row.source + 1 :]]
+    return ids
 
 
 class Alignment:
@@ -119,8 +248,11 @@ class Alignment:
         teacher_train: TokenizedSet,
         student_tokenizer: PreTrainedTokenizerBase,
         teacher_tokenizer: PreTrainedTokenizerBase,
+        *,
+        loss: str = "universal",
     ) -> None:
-        self.train, self.teacher_train = train, teacher_train
+        self.train, self.teacher_train, self.loss = train, teacher_train, loss
+        self._tokenizers = student_tokenizer, teacher_tokenizer
         self._mine, self._theirs = Reader(student_tokenizer), Reader(teacher_tokenizer)
         self._rows: dict[int, Indices] = {}
         # By source and place: files of several sources may have one name.
@@ -128,22 +260,53 @@ class Alignment:
         known = {place: index for index, place in enumerate(theirs)}
         self._partners = [known.get(place) for place in mine]
 
-    def row(self, index: int) -> Indices:
-        """For each predicted token of the student's row, the number of the teacher's among those it predicts there."""
-        alignment = self._rows.get(index)
-        if alignment is None:
+    def spans(self, index: int) -> Indices:
+        """The spans (S, 4) of the student's row: its first token and the one after its last, and the teacher's, counted
+        among those that are predicted. A span without an end on both sides has none of the student's tokens."""
+        found = self._rows.get(index)
+        if found is None:
             theirs = self.partner(index)
             if theirs is None:
-                alignment = np.full(int(self.train.supervised[index]), NOWHERE)
+                found = np.zeros((0, 4), dtype=np.int64)
             else:
-                alignment = aligned(self._mine.turns(self.train[index]), self._theirs.turns(self.teacher_train[theirs]))
+                found = spans(self._mine.turns(self.train[index]), self._theirs.turns(self.teacher_train[theirs]))
             if len(self._rows) < _KEPT_ROWS:
-                self._rows[index] = alignment
-        return alignment
+                self._rows[index] = found
+        return found
+
+    def row(self, index: int) -> Indices:
+        """For each predicted token of the student's row, the number of the teacher's among those it predicts there."""
+        numbers = np.full(int(self.train.supervised[index]), NOWHERE)
+        found = self.spans(index)
+        numbers[found[:, 0]] = found[:, 2]
+        return numbers
+
+    def pair(self, index: int, written: Row | None) -> tuple[Row, tuple[int, Row] | None, Indices]:
+        """The student's row, the teacher's and its number, and their spans. `written`: with the student's own answer in
+        place of the last, which the teacher is then given in its tokens."""
+        theirs = self.partner(index)
+        mine = self.train[index] if written is None else written
+        if theirs is None:
+            return mine, None, np.zeros((0, 4), dtype=np.int64)
+        other = self.teacher_train[theirs]
+        if written is None:
+            return mine, (theirs, other), self.spans(index)
+        other = self._theirs.with_answer(other, self._mine.answer(written))
+        if not len(predicted(other)):
+            return mine, None, np.zeros((0, 4), dtype=np.int64)
+        return mine, (theirs, other), spans(self._mine.turns(mine), self._theirs.turns(other))
 
     def partner(self, index: int) -> int | None:
         """The teacher's row that is the student's row `index`; None where the teacher has none."""
         return self._partners[index]
+
+    def shared(self, device: torch.device) -> SharedTokens:
+        """Tokens of one text, on a device."""
+        return SharedTokens(*(torch.from_numpy(each).to(device) for each in self._shared))
+
+    @cached_property
+    def _shared(self) -> tuple[Indices, Indices, Indices, Indices]:
+        return shared_tokens(self._mine, self._theirs)
 
     @cached_property
     def share(self) -> float:
@@ -155,7 +318,7 @@ class Alignment:
         """Raise ConfigError where too few tokens are aligned."""
         if self.share < ENOUGH:
             raise ConfigError(
-                f"distill.loss=universal: only {self.share:.1%} of the student's tokens start where one of the "
+                f"distill.loss={self.loss}: only {self.share:.1%} of the student's tokens start where one of the "
                 f"teacher's does in {self.train.source}. The two write these rows too differently: give a "
                 "model.chat_template whose answers are text as the teacher's are, leave data.loss_on=all out, or take "
                 "another teacher."
@@ -169,6 +332,8 @@ class Turn:
     text: str
     starts: Indices
     """How many characters stand before each token that is predicted; NOWHERE inside of one, or before the text."""
+    closed: bool = False
+    """Whether its last token is a special one, which ends it in the tokenizer's own way."""
 
 
 class Reader:
@@ -178,8 +343,9 @@ class Reader:
         self._backend: Any = tokenizer.backend_tokenizer
         # Many decoders drop the space that a text begins with: so each piece is read after a letter.
         self._letter: int = tokenizer("a", add_special_tokens=False)["input_ids"][-1]
-        self._bos = tokenizer.bos_token_id
-        before = len(self._backend.decode([self._letter], skip_special_tokens=False))
+        self._tokenizer, self._bos = tokenizer, tokenizer.bos_token_id
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._before = before = len(self._backend.decode([self._letter], skip_special_tokens=False))
         self._text: Callable[[tuple[int, ...]], str] = cache(
             lambda ids: self._backend.decode([self._letter, *ids], skip_special_tokens=False)[before:]
         )
@@ -213,36 +379,113 @@ class Reader:
         starts, stops = edges_E[:-1], edges_E[1:]
         blank = (stops != NOWHERE) & (stops <= margin) & (margin > 0)
         starts = np.where((starts == NOWHERE) | blank, NOWHERE, np.maximum(starts - margin, 0))
-        return Turn(text[margin:], starts)
+        return Turn(text[margin:], starts, closed=len(ids) > 0 and ids[-1] in self._special)
+
+    def answer(self, row: Row) -> tuple[str, bool]:
+        """The text of a row's last turn, and whether a special token ends it."""
+        ids = row.input_ids[_last_run(row)].tolist()
+        closed = len(ids) > 0 and ids[-1] in self._special
+        text: str = self._backend.decode([self._letter, *(ids[:-1] if closed else ids)], skip_special_tokens=False)
+        return text[self._before :], closed
+
+    def with_answer(self, row: Row, answer: tuple[str, bool]) -> Row:
+        """The row with another text in its last turn, which alone is predicted, and ends as the row's own where it is
+        closed."""
+        run, (text, closed) = _last_run(row), answer
+        own, ended = self.answer(row)
+        own_ids = row.input_ids[run][: len(run) - ended].tolist()
+        # White space in front is the template's, or the tokenizer's own; after it as in the row.
+        body = own.lstrip()
+        margin = "" if self._ids(body) == own_ids else own[: len(own) - len(body)]
+        end = row.input_ids[run[-1:]] if closed and ended else run[:0]
+        ids = np.concatenate([np.asarray(self._ids(margin + text.lstrip()), dtype=np.int64), end])
+        supervised = np.arange(run[0] + len(ids)) >= run[0]
+        return row._replace(input_ids=np.concatenate([row.input_ids[: run[0]], ids]), supervised=supervised)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def texts(self) -> list[tuple[int, str, str]]:
+        """Each token's number, its text after a letter, and its name; the text is empty where there is none."""
+        tokens = sorted((number, name) for name, number in self._tokenizer.get_vocab().items())
+        found = ((number, self._text((number,)), name) for number, name in tokens)
+        return [(number, "" if _BROKEN in text else text, name) for number, text, name in found]
+
+    @property
+    def end(self) -> int | None:
+        """The token that ends a text."""
+        end: int | None = self._tokenizer.eos_token_id
+        return end
 
 
-def aligned(mine: Sequence[Turn], theirs: Sequence[Turn]) -> Indices:
-    """For each token of `mine`, turn after turn, the number of the one of `theirs` with the same text before it.
+def _last_run(row: Row) -> Indices:
+    """Places of the last supervised tokens of a row."""
+    marked = np.flatnonzero(row.supervised)
+    return np.split(marked, np.flatnonzero(np.diff(marked) > 1) + 1)[-1]
+
+
+def shared_tokens(mine: Reader, theirs: Reader) -> tuple[Indices, Indices, Indices, Indices]:
+    """Numbers of the tokens that both have, in one order, and of those that only one has.
+
+    The same are two that end a text, then those of one name and text, then those of one text, such as "▁the" and
+    "Ġthe"; the first of several.
+    """
+    own, others = mine.texts(), theirs.texts()
+    pairs: dict[int, int] = {}
+    if mine.end is not None and theirs.end is not None:
+        pairs[mine.end] = theirs.end
+    for by_name in (True, False):
+        used = set(pairs.values())
+        known = {
+            (text, name if by_name else ""): number
+            for number, text, name in reversed(others)
+            if number not in used and (text or by_name)
+        }
+        for number, text, name in own:
+            partner = None if number in pairs else known.pop((text, name if by_name else ""), None)
+            if partner is not None:
+                pairs[number] = partner
+    both = np.asarray(list(pairs.items()), dtype=np.int64).reshape(-1, 2)
+    mine_only, theirs_only = (
+        np.setdiff1d(np.asarray([token[0] for token in each], dtype=np.int64), both[:, column])
+        for column, each in enumerate((own, others))
+    )
+    return both[:, 0], both[:, 1], mine_only, theirs_only
+
+
+def spans(mine: Sequence[Turn], theirs: Sequence[Turn]) -> Indices:
+    """The spans (S, 4) of turns, one after another, as `Alignment.spans` counts them.
 
     Where one side was cut and has fewer turns, they are counted from the end at which more fits.
     """
-    firsts = np.cumsum([0, *(len(turn.starts) for turn in theirs)])
+    firsts, their_firsts = (np.cumsum([0, *(len(turn.starts) for turn in turns)]) for turns in (mine, theirs))
 
     def turn_by_turn(offset: int) -> Indices:
         """Turn n of `mine` beside turn n + `offset` of `theirs`."""
-        numbers = []
-        for number, turn in enumerate(mine, start=offset):
-            if not 0 <= number < len(theirs):
-                numbers.append(np.full(len(turn.starts), NOWHERE))
-                continue
-            other = theirs[number]
-            pairs = enumerate(zip(turn.text, other.text, strict=False))
-            shorter = min(len(turn.text), len(other.text))
-            common = next((at for at, (one, two) in pairs if one != two), shorter)
-            # Of several tokens that start together, the last is the one that has a character to tell.
-            known = {int(start): number for number, start in enumerate(other.starts) if 0 <= start <= common}
-            same = np.asarray([known.get(int(start), NOWHERE) for start in turn.starts], dtype=np.int64)
-            numbers.append(_moved(same, firsts[number]))
-        return np.concatenate(numbers)
+        found = [np.zeros((0, 4), dtype=np.int64)]
+        for number, turn in enumerate(mine):
+            if 0 <= (other := number + offset) < len(theirs):
+                moved = np.asarray([firsts[number]] * 2 + [their_firsts[other]] * 2)
+                found.append(_spans_of(turn, theirs[other]) + moved)
+        return np.concatenate(found)
 
-    alignments = [turn_by_turn(offset) for offset in sorted({0, len(theirs) - len(mine)}, key=abs)]
-    return max(alignments, key=lambda numbers: int((numbers != NOWHERE).sum()))
+    return max((turn_by_turn(offset) for offset in sorted({0, len(theirs) - len(mine)}, key=abs)), key=len)
 
 
-def _moved(numbers: Indices, by: int) -> Indices:
-    return np.where(numbers == NOWHERE, NOWHERE, numbers + by)
+def _spans_of(turn: Turn, other: Turn) -> Indices:
+    """The spans (S, 4) of a turn, counted from its first token."""
+    pairs = enumerate(zip(turn.text, other.text, strict=False))
+    shorter = min(len(turn.text), len(other.text))
+    common = next((at for at, (one, two) in pairs if one != two), shorter)
+    # Of several tokens that start together, the last is the one that has a character to tell.
+    known, their_known = (
+        {int(start): number for number, start in enumerate(each.starts) if 0 <= start <= common}
+        for each in (turn, other)
+    )
+    starts = np.asarray([[n, their_known[at]] for at, n in known.items() if at in their_known], dtype=np.int64)
+    if not len(starts):
+        return np.zeros((0, 4), dtype=np.int64)
+    ends = np.asarray([len(turn.starts), len(other.starts)])
+    same = turn.text == other.text or (turn.closed and other.closed and (starts[-1] == ends - 1).all())
+    return np.concatenate([starts, np.concatenate([starts[1:], [ends if same else starts[-1]]])], 1)[:, [0, 2, 1, 3]]

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,6 +24,7 @@ MEMORY_SHARE = 1 / 256  # share of an accelerator's memory that the float32 logi
 PART = 4096  # rows of a head's gradient that are computed at a time where their sum has another precision
 _PLANNED: ContextVar[int | None] = ContextVar("planned", default=None)
 Project = Callable[[Tensor], Tensor]  # hidden states (n, D) to logits (n, V)
+Follows = npt.NDArray[np.bool_] | None  # (N,)
 Criterion = Callable[..., Tensor]
 """Logits (n, V) and the targets of these positions, tensors (n, ...), to their summed loss."""
 
@@ -61,6 +64,7 @@ def chunked(
     vocabulary: int,
     weights: list[Tensor],
     scale: float,
+    follows_N: Follows = None,
 ) -> Tensor:
     """`criterion(project(hidden_ND), *targets) * scale`, computed chunk by chunk.
 
@@ -74,6 +78,7 @@ def chunked(
         vocabulary: V, or the sum of all V if `criterion` computes further logits; decides how large a chunk is.
         weights: The head's trainable tensors; none where it is frozen.
         scale: 1 / supervised tokens of the global batch.
+        follows_N: See `chunks`.
 
     Returns:
         Scalar, float32 or wider.
@@ -81,14 +86,27 @@ def chunked(
     if any(hasattr(weight, "ds_id") for weight in weights):
         # DeepSpeed ZeRO 3 gathers them while the head runs and while its gradient is computed, and not here.
         return criterion(project(hidden_ND), *targets) * scale
-    loss: Tensor = _Chunked.apply(hidden_ND, tuple(targets), criterion, project, vocabulary, scale, *weights)  # type: ignore[no-untyped-call]
+    cut = (vocabulary, follows_N)
+    loss: Tensor = _Chunked.apply(hidden_ND, tuple(targets), criterion, project, cut, scale, *weights)  # type: ignore[no-untyped-call]
     return loss
 
 
-def chunks(vocabulary: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
-    """Tensors (N, ...) cut into chunks of positions, whose logits over `vocabulary` stay small."""
+def chunks(vocabulary: int, *tensors: Tensor, follows_N: Follows = None) -> list[tuple[Tensor, ...]]:
+    """Tensors (N, ...) cut into chunks of positions, whose logits over `vocabulary` stay small.
+
+    Args:
+        follows_N: On the host, which positions stay in one chunk with the one before them; None: each stands alone.
+    """
     rows = chunk_positions(vocabulary, tensors[0].device)
-    return list(zip(*(tensor.split(rows) for tensor in tensors), strict=True))
+    if follows_N is None:
+        return list(zip(*(tensor.split(rows) for tensor in tensors), strict=True))
+    free, sizes, start = np.append(np.flatnonzero(~follows_N), len(follows_N)), list[int](), 0
+    while start < len(follows_N):
+        ahead = free[free > start]
+        stop = int(ahead[max(0, np.searchsorted(ahead, start + rows, side="right") - 1)])
+        sizes.append(stop - start)
+        start = stop
+    return list(zip(*(tensor.split(sizes) for tensor in tensors), strict=True))
 
 
 def chunk_positions(vocabulary: int, device: torch.device) -> int:
@@ -123,7 +141,7 @@ class _Chunked(torch.autograd.Function):
         targets: tuple[Tensor, ...],
         criterion: Criterion,
         project: Project,
-        vocabulary: int,
+        cut: tuple[int, Follows],
         scale: float,
         *weights: Tensor,
     ) -> Tensor:
@@ -131,7 +149,7 @@ class _Chunked(torch.autograd.Function):
         hidden_grad = torch.empty_like(hidden_ND)
         weight_grads = [torch.zeros_like(weight, dtype=wide(weight.dtype)) for weight in weights]
         start = 0
-        for hidden, *parts in wanted_parts(chunks(vocabulary, hidden_ND, *targets)):
+        for hidden, *parts in wanted_parts(chunks(cut[0], hidden_ND, *targets, follows_N=cut[1])):
             with torch.enable_grad(), _GradientsInPlace(weights, weight_grads):
                 hidden = hidden.detach().requires_grad_()
                 output, gradient = project(hidden), None

@@ -1,7 +1,7 @@
 """Divergences between a student's and a teacher's probabilities, summed over positions, in nats.
 
-An event of probability 0 has log-probability -inf; 0 log 0 is 0, in the value and in the gradient. `universal` compares
-models with different vocabularies.
+An event of probability 0 has log-probability -inf; 0 log 0 is 0, in the value and in the gradient. `universal`,
+`gold` and `binary_kl` compare models with different vocabularies.
 
 Legend: N positions, V (student's) vocabulary, W teacher's vocabulary, k tokens kept of each position, E events (V
 tokens, or k and all others together).
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -148,9 +148,9 @@ def top_k_and_rest(logp_NV: Tensor, ids_Nk: Tensor) -> Tensor:
     The KL divergence of these events is at most that of all tokens.
     """
     # Not log(1 - sum of the k), in which a small rest would be lost to rounding.
-    others_NV = logp_NV.scatter(1, ids_Nk, -torch.inf).clamp(min=_lowest(logp_NV))
+    others_NV = logp_NV.scatter(1, ids_Nk, -torch.inf).clamp(min=lowest(logp_NV))
     rest_N1 = others_NV.logsumexp(-1, keepdim=True)
-    rest_N1 = rest_N1.masked_fill(rest_N1 < _lowest(logp_NV) / 2, -torch.inf)
+    rest_N1 = rest_N1.masked_fill(rest_N1 < lowest(logp_NV) / 2, -torch.inf)
     return torch.cat([logp_NV.gather(1, ids_Nk), rest_N1], 1)
 
 
@@ -205,7 +205,7 @@ class _Differentiable(torch.autograd.Function):
         return None if grad is None else gradient_NE.detach() * grad, None, None
 
 
-def _lowest(logp: Tensor) -> float:
+def lowest(logp: Tensor) -> float:
     """Stands for -inf in sums of several of them, whose gradient would be NaN."""
     return torch.finfo(logp.dtype).min / 4
 
@@ -217,12 +217,71 @@ def universal(student_logits_NV: Tensor, teacher_logits_NW: Tensor, *, temperatu
     gradient independent of the temperature. Boizard et al. 2024, arXiv:2402.12030.
 
     Returns:
+        Tensor (N,), float32 or wider.
+    """
+    probs = (log_probs(logits, temperature).exp() for logits in (student_logits_NV, teacher_logits_NW))
+    return _sorted_distance(*probs) * temperature
+
+
+def _sorted_distance(p_NV: Tensor, q_NW: Tensor) -> Tensor:
+    """Sum of |p - q| over the sorted masses of each position, the fewer padded with 0; (N,)."""
+    size = max(p_NV.shape[1], q_NW.shape[1])
+    p_NE, q_NE = (F.pad(each.sort(-1, descending=True).values, (0, size - each.shape[1])) for each in (p_NV, q_NW))
+    return (p_NE - q_NE).abs().sum(-1)
+
+
+def gold(
+    student_NV: Tensor, teacher_NW: Tensor, rest_N: Tensor | None, shared: SharedTokens, *, temperature: float
+) -> Tensor:
+    """Forward KL of the tokens that both vocabularies have, and the distance of the sorted masses of all others (GOLD).
+
+    The KL is multiplied by the square of the temperature and the distance by it, as alone. Of a teacher that is known
+    by its likeliest tokens, all shared ones that it does not name are one event, and the others have no mass.
+
+    Args:
+        student_NV: Log-masses at the temperature; where a position stands for several tokens, the probability of its
+            first one times that of those after it, as they are in the text.
+        teacher_NW: The same of the teacher; -inf of a token that it does not name.
+        rest_N: The log-mass of the tokens that it does not name; None: it names all.
+        shared: Which tokens are the same.
+        temperature: Dimensionless.
+
+    Returns:
         Scalar, float32 or wider.
     """
-    size = max(student_logits_NV.shape[1], teacher_logits_NW.shape[1])
-    student, teacher = (
-        F.pad(sorted_, (0, size - sorted_.shape[1]))
-        for logits in (student_logits_NV, teacher_logits_NW)
-        for sorted_ in [log_probs(logits, temperature).exp().sort(-1, descending=True).values]
-    )
-    return (student - teacher).abs().sum() * temperature
+    mine_NS, theirs_NS = student_NV[:, shared.mine_S], teacher_NW[:, shared.theirs_S]
+    if rest_N is not None:
+        others_N1 = mine_NS.masked_fill(theirs_NS > -torch.inf, lowest(mine_NS)).logsumexp(-1, keepdim=True)
+        mine_NS, theirs_NS = torch.cat([mine_NS, others_N1], 1), torch.cat([theirs_NS, rest_N[:, None]], 1)
+    value = forward_kl(mine_NS, theirs_NS) * temperature**2
+    if not len(shared.mine_only) or not len(shared.theirs_only):
+        return value
+    p_NE, q_NE = student_NV[:, shared.mine_only].exp(), teacher_NW[:, shared.theirs_only].exp()
+    return value + _sorted_distance(p_NE, q_NE).sum() * temperature
+
+
+class SharedTokens(NamedTuple):
+    """The numbers of the tokens that two vocabularies both have, and of those that only one of them has."""
+
+    mine_S: Tensor
+    theirs_S: Tensor
+    mine_only: Tensor
+    theirs_only: Tensor
+
+
+def binary_kl(student_N: Tensor, teacher_N: Tensor, *, temperature: float) -> Tensor:
+    """KL of whether a text is written or not: of p^(1/T) from q^(1/T), times T, of each text (N,).
+
+    A text's probability has no further events to compare where its tokens differ; a root of it keeps long texts from
+    counting for nothing (Minixhofer et al. 2025, arXiv:2503.20083, section 3). The factor keeps the scale of the
+    gradient: at a high temperature the KL falls with it, and not with its square.
+
+    Args:
+        student_N: Log-likelihoods of the texts in nats, at temperature 1.
+        teacher_N: The teacher's.
+        temperature: T, dimensionless.
+    """
+    # A probability of 1 would leave nothing for the other event.
+    q_N, p_N = ((each.to(wide(each.dtype)) / temperature).clamp(max=-1e-6) for each in (student_N, teacher_N))
+    other_q_N, other_p_N = (torch.log(-torch.expm1(each)) for each in (q_N, p_N))
+    return (p_N.exp() * (p_N - q_N) - torch.expm1(p_N) * (other_p_N - other_q_N)) * temperature

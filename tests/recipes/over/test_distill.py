@@ -277,11 +277,32 @@ def test_peers_without_each_other_learn_as_if_alone(short_stories: str, rows: Pa
     assert alone[2][0] == pytest.approx(0.5 * alone[0][0], rel=1e-5)  # equal peers have nothing to teach
 
 
-def test_a_teacher_of_another_vocabulary(short_stories: str, rows: Path, tmp_path: Path) -> None:
-    distill = {"teacher": {"id": "starter"}, "loss": "universal", "alpha": 0.5}
+@pytest.mark.parametrize("loss", ["universal", "gold", "alm"])
+def test_a_teacher_of_another_vocabulary(short_stories: str, rows: Path, tmp_path: Path, loss: str) -> None:
+    distill = {"teacher": {"id": "starter"}, "loss": loss, "alpha": 0.5}
     run = _run(_config(short_stories, rows, distill=distill), tmp_path / "run")
     assert 0.05 < json.loads((run / "manifest.json").read_text())["distill"]["aligned"] <= 1
     assert read_losses(run)[-1] < read_losses(run)[0]
+
+
+@pytest.mark.parametrize("loss", ["gold", "alm"])
+def test_a_cache_of_another_vocabulary_is_its_teacher(
+    short_stories: str, rows: Path, tmp_path: Path, loss: str
+) -> None:
+    distill = {"teacher": {"id": "starter"}, "loss": loss, "alpha": 1.0}
+    live = _run(_config(short_stories, rows, distill=distill), tmp_path / "live")
+    distill["cache"] = {"folder": str(tmp_path / "cache"), "k": 6144, "dtype": "float32"}
+    cached = _run(_config(short_stories, rows, distill=distill), tmp_path / "cached")
+    assert read_losses(cached) == pytest.approx(read_losses(live), rel=1e-3)
+    facts = json.loads((cached / "manifest.json").read_text())["distill"]
+    assert facts["cache"]["kind"] == {"gold": "spans", "alm": "likelihoods"}[loss] and facts["aligned"] > 0.05
+
+
+def test_a_student_writes_for_a_teacher_of_another_vocabulary(short_stories: str, rows: Path, tmp_path: Path) -> None:
+    on_policy = {"share": 0.5, "max_new_tokens": 8}
+    distill = {"teacher": {"id": "starter"}, "loss": "gold", "alpha": 1.0, "on_policy": on_policy}
+    run = _run(_config(short_stories, rows, distill=distill), tmp_path / "run")
+    assert all(0 < loss < 20 for loss in read_losses(run))
 
 
 def test_devices_share_rows_and_no_weights(short_stories: str, rows: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,13 +20,23 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from workbench.config import DataConfig
 from workbench.config.sections.distill_config import DistillConfig
 from workbench.data import starter
-from workbench.data.batching import Indices
+from workbench.data.batching import Indices, Row
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation.teachers import TeacherModel
-from workbench.distillation.token_alignment import NOWHERE, Alignment, Reader, UniversalTeacher
+from workbench.distillation.token_alignment import (
+    NOWHERE,
+    AlignedTeacher,
+    Alignment,
+    LiveRows,
+    Reader,
+    predicted,
+    shared_tokens,
+)
 from workbench.errors import ConfigError
+from workbench.losses import chunked_loss
+from workbench.losses.divergences import forward_kl, log_probs
 from workbench.models import output_heads
 
 CONFIG = DistillConfig(loss="universal")
@@ -198,14 +211,15 @@ class Pair:
             output_heads.find(self.teacher, self.teacher),
         )
 
-    def teaches(self, teacher_train: TokenizedSet | None = None) -> UniversalTeacher:
-        return UniversalTeacher(
-            TeacherModel(self.teacher, self.teacher_head, nullcontext),
-            self.train,
-            teacher_train or self.teacher_train,
-            *self.tokenizers,
-            device=torch.device("cpu"),
-        )
+    def teaches(
+        self,
+        teacher_train: TokenizedSet | None = None,
+        written: Callable[[int], Row | None] | None = None,
+    ) -> AlignedTeacher:
+        theirs = teacher_train or self.teacher_train
+        model = TeacherModel(self.teacher, self.teacher_head, nullcontext)
+        alignment = Alignment(self.train, theirs, *self.tokenizers)
+        return AlignedTeacher(LiveRows(model, theirs, torch.device("cpu")), alignment, written)
 
     def logits(self, rows: Indices) -> Tensor:
         batch = self.train.batch(rows)
@@ -240,11 +254,11 @@ def test_the_loss_is_the_distance_at_aligned_positions(pair: Pair) -> None:
                 wanted += float((p.sort().values - q.sort().values).abs().sum()) * temperature
                 count += 1
     said = pair.teaches().signal(pair.train.batch(rows), CONFIG, temperature=temperature)
-    logits_NV, (hidden_ND, aligned_N) = pair.logits(rows), said.tensors
-    assert said.vocabulary == 6144 and len(aligned_N) == len(logits_NV) and int(aligned_N.sum()) == count > 20
-    assert not hidden_ND[~aligned_N].any()
-    assert float(said.loss(logits_NV, hidden_ND, aligned_N)) == pytest.approx(wanted, rel=1e-5)
-    parts = zip(logits_NV.split(7), hidden_ND.split(7), aligned_N.split(7), strict=True)
+    logits_NV, (away_N, *_, hidden_ND) = pair.logits(rows), said.tensors
+    assert said.vocabulary == 6144 and len(away_N) == len(logits_NV) and int((away_N == 0).sum()) == count > 20
+    assert not hidden_ND[away_N != 0].any() and said.follows is not None and not said.follows.any()
+    assert float(said.loss(logits_NV, *said.tensors)) == pytest.approx(wanted, rel=1e-5)
+    parts = zip(logits_NV.split(7), *(tensor.split(7) for tensor in said.tensors), strict=True)
     assert float(sum(said.loss(*part) for part in parts)) == pytest.approx(wanted, rel=1e-5)
 
 
@@ -261,9 +275,9 @@ def test_the_teacher_says_nothing_of_rows_that_it_lacks(pair: Pair) -> None:
     fewer = pair.teaches(pair.teacher_train.subset(order[order != 0]))
     said, whole = (each.signal(pair.train.batch(rows), CONFIG, temperature=1.0) for each in (fewer, pair.teaches()))
     lacking = torch.from_numpy(np.repeat(rows == 0, pair.train.supervised[rows]))
-    assert whole.tensors[1][lacking].any() and not said.tensors[1][lacking].any()
-    assert torch.equal(said.tensors[1][~lacking], whole.tensors[1][~lacking])
-    torch.testing.assert_close(said.tensors[0][~lacking], whole.tensors[0][~lacking])
+    assert (whole.tensors[0][lacking] == 0).any() and (said.tensors[0][lacking] == NOWHERE).all()
+    assert torch.equal(said.tensors[0][~lacking], whole.tensors[0][~lacking])
+    torch.testing.assert_close(said.tensors[-1][~lacking], whole.tensors[-1][~lacking])
     assert fewer.share_aligned < pair.teaches().share_aligned
 
     pair.teacher.bfloat16()
@@ -278,3 +292,172 @@ def test_a_teacher_that_is_hardly_heard_is_refused(pair: Pair) -> None:
     other = _read(pair.train.source, pair.tokenizers[1], template, loss_on="all")
     with pytest.raises(ConfigError, match=r"only 0\.0% of the student's tokens .*data\.loss_on=all"):
         pair.teaches(other)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_spans_have_one_text_and_cover_the_answer(
+    source: str, student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, swapped: bool
+) -> None:
+    one, other = (teacher, student) if swapped else (student, teacher)
+    mine, theirs = _read(source, one), _read(source, other)
+    found, several = Alignment(mine, theirs, one, other), 0
+    for row in range(len(mine)):
+        ids, others = predicted(mine[row]), predicted(theirs[row])
+        spans = found.spans(row)
+        assert (spans[1:, [0, 2]] == spans[:-1, [1, 3]]).all()  # one after the other
+        assert (spans[-1, [1, 3]] == [len(ids), len(others)]).all()  # up to the sign that ends the turn
+        texts = [
+            [tokenizer.decode(all_ids[: int(at)], skip_special_tokens=False).lstrip() for at in edges]
+            for tokenizer, all_ids, edges in ((one, ids, spans[:, 0]), (other, others, spans[:, 2]))
+        ]
+        assert texts[0] == texts[1] and texts[0][0] == ""
+        several += int((spans[:, 1] - spans[:, 0] > 1).sum())
+    assert several > 10
+
+
+def _merged(logp: Tensor, ids: Indices, spans: Indices) -> Tensor:
+    """The masses of each span: of its first token any, of the others those that stand there."""
+    parts = []
+    for start, stop in spans.tolist():
+        later = sum((logp[at, int(ids[at])] for at in range(start + 1, stop)), torch.zeros((), dtype=logp.dtype))
+        parts.append(logp[start] + later)
+    return torch.stack(parts)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("loss", ["gold", "alm"])
+def test_the_loss_of_spans_written_out(pair: Pair, loss: str) -> None:
+    temperature, rows = 1.7, np.asarray([3, 0, 2, 11])
+    alignment = Alignment(pair.train, pair.teacher_train, *pair.tokenizers)
+    mine_S, theirs_S, mine_only, theirs_only = shared_tokens(*map(Reader, pair.tokenizers))
+    assert len(mine_S) > 200 and len(mine_S) + len(mine_only) == len(pair.tokenizers[0])
+    wanted = 0.0
+    for row in map(int, rows):
+        at = temperature if loss == "gold" else 1.0
+        sides = (
+            _merged(log_probs(_predictions(model, read, row).double(), at), predicted(read[row]), columns)
+            for model, read, columns in (
+                (pair.student, pair.train, alignment.spans(row)[:, :2]),
+                (pair.teacher, pair.teacher_train, alignment.spans(row)[:, 2:]),
+            )
+        )
+        student, teacher = sides
+        if loss == "gold":
+            q, p = student.exp(), teacher.exp()
+            shared = p[:, theirs_S] * (teacher[:, theirs_S] - student[:, mine_S])
+            own, others = (each.sort(descending=True).values for each in (q[:, mine_only], p[:, theirs_only]))
+            own = torch.cat([own, own.new_zeros(len(own), others.shape[1] - own.shape[1])], 1)
+            wanted += float(shared.sum() * temperature**2 + (own - others).abs().sum() * temperature)
+            continue
+        for number, (start, _, their_start, _) in enumerate(alignment.spans(row).tolist()):
+            firsts = int(predicted(pair.train[row])[start]), int(predicted(pair.teacher_train[row])[their_start])
+            q, p = (
+                math.exp(float(side[number, first]) / temperature)
+                for side, first in zip((student, teacher), firsts, strict=True)
+            )
+            wanted += temperature * (p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q)))
+    config = DistillConfig.model_validate({"loss": loss})
+    said = pair.teaches().signal(pair.train.batch(rows), config, temperature=temperature)
+    logits_NV = pair.logits(rows)
+    assert float(said.loss(logits_NV, *said.tensors)) == pytest.approx(wanted, rel=1e-5)
+    # In chunks, none of which cuts a span.
+    vocabulary = chunked_loss.CHUNK_ELEMENTS // 5
+    parts = chunked_loss.chunks(vocabulary, logits_NV, *said.tensors, follows_N=said.follows)
+    assert len(parts) > 8 and all(part[1][0] <= 0 for part in parts)
+    assert sum(float(said.loss(*part)) for part in parts) == pytest.approx(wanted, rel=1e-5)
+
+
+@torch.no_grad()
+def test_gold_of_one_tokenizer_is_the_divergence_of_its_tokens(source: str, teacher: PreTrainedTokenizerBase) -> None:
+    pair, rows = Pair(source, teacher, teacher), np.asarray([3, 0])
+    pair.student.float()
+    for parameter in pair.teacher.parameters():
+        parameter.add_(0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    said = pair.teaches().signal(pair.train.batch(rows), DistillConfig(loss="gold"), temperature=1.3)
+    each = [
+        (_predictions(pair.student, pair.train, row), _predictions(pair.teacher, pair.train, row))
+        for row in rows.tolist()
+    ]
+    wanted = sum(float(forward_kl(log_probs(one, 1.3), log_probs(two, 1.3))) * 1.3**2 for one, two in each)
+    assert float(said.loss(pair.logits(rows), *said.tensors)) == pytest.approx(wanted, rel=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.slow  # imports TRL
+def test_gold_is_trls(pair: Pair) -> None:
+    """Its own grouping, merging and hybrid loss, of probabilities that predict the tokens, with weights of 1."""
+    gold = pytest.importorskip("trl.experimental.gold.gold_trainer")
+    mine_S, theirs_S, *_ = shared_tokens(*map(Reader, pair.tokenizers))
+    uld = gold.ULDLoss.__new__(gold.ULDLoss)
+    torch.nn.Module.__init__(uld)
+    uld.beta, uld.hybrid_matched_weight, uld.hybrid_unmatched_weight = 0.0, 1.0, 1.0
+    uld.token_merge_strategy = "observed"
+    uld._teacher_matched_ids = set(theirs_S.tolist())
+    uld.mapping_tensor = torch.full((int(theirs_S.max()) + 1,), NOWHERE)
+    uld.mapping_tensor[torch.from_numpy(theirs_S)] = torch.from_numpy(mine_S)
+    alignment = Alignment(pair.train, pair.teacher_train, *pair.tokenizers)
+    temperature, compared = 3.0, 0
+    for row in range(len(pair.train)):
+        if not pair.train.place(row) or row in (1, 2, 4):  # bytes of characters, which its offsets know otherwise
+            continue
+        sides = []
+        for model, read, tokenizer in zip(
+            (pair.student, pair.teacher), (pair.train, pair.teacher_train), pair.tokenizers, strict=True
+        ):
+            (turn,) = Reader(tokenizer).turns(read[row])
+            edges = [*turn.starts.tolist(), 10**6]  # where the sign that ends the turn ends is one place for both
+            sides.append((list(pairwise(edges)), _predictions(model, read, row), read[row]))
+        groups = uld._align_by_byte_offsets(*(offsets for offsets, *_ in sides))
+        spans = alignment.spans(row)
+        for number, found in enumerate(groups):
+            assert [[part[0], part[-1] + 1] for part in found] == spans[:, 2 * number : 2 * number + 2].tolist()
+        merged = [
+            uld._merge_probabilities_with_alignment_groups(
+                (logits.double() / temperature).softmax(-1), found, predicted(own).tolist()
+            )
+            for found, (_, logits, own) in zip(groups, sides, strict=True)
+        ]
+        if min(float(each.min()) for each in merged) < 1e-8:  # which TRL takes for 1e-8
+            continue
+        compared += 1
+        uld._compute_hybrid_uld_loss(*merged)
+        parts = float(uld.last_matched_loss) * temperature**2 + float(uld.last_unmatched_loss) * temperature
+        wanted, rows = parts * len(spans), np.asarray([row])
+        said = pair.teaches().signal(pair.train.batch(rows), DistillConfig(loss="gold"), temperature=temperature)
+        assert float(said.loss(pair.logits(rows), *said.tensors)) == pytest.approx(wanted, rel=1e-5)
+    assert compared > 5
+
+
+def test_no_span_reaches_into_the_prompt(pair: Pair) -> None:
+    """Other questions change what the models say, and not which tokens are compared."""
+    rows = np.asarray([3])
+    config = DistillConfig(loss="alm")
+    logits_NV = pair.logits(rows).detach().requires_grad_()
+    said = pair.teaches().signal(pair.train.batch(rows), config, temperature=1.0)
+    said.loss(logits_NV, *said.tensors).backward()
+    assert len(logits_NV) == pair.train.supervised[3] and logits_NV.grad is not None and logits_NV.grad.any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("loss", ["universal", "gold", "alm"])
+def test_an_answer_that_the_student_wrote_is_read_in_the_teachers_tokens(pair: Pair, loss: str) -> None:
+    """As a row that had it from the start."""
+    config, rows = DistillConfig.model_validate({"loss": loss}), np.asarray([0, 5])
+    # The same answer as data.
+    source = Path(pair.train.source).parent / "new.jsonl"
+    asked = {"question": "What is 0?", "answer": "The dog ran up the hill."}
+    source.write_text(json.dumps(asked) + "\n", encoding="utf-8")
+    data, new = Pair(str(source), *pair.tokenizers), dict[int, Row]()
+    answer = predicted(data.train[0])
+    for row, ids in zip(rows.tolist(), (answer, answer[:3]), strict=True):  # one of which was cut
+        prompt = pair.train[row].input_ids[: int(pair.train[row].supervised.argmax())]
+        supervised = np.arange(len(prompt) + len(ids)) >= len(prompt)
+        new[row] = pair.train[row]._replace(input_ids=np.concatenate([prompt, ids]), supervised=supervised)
+    batch = pair.train.collate(list(new.values()), epoch=0)
+    said = pair.teaches(written=new.get).signal(replace(batch, rows_B=rows), config, temperature=1.0)
+    logits_NV = pair.head.project(pair.head.hidden(pair.student, batch.inputs).flatten(0, 1)[batch.positions_N])
+    assert len(said.tensors[0]) == len(answer) + 3 and (said.tensors[0][len(answer) :] == 0).any()
+    first = said.loss(logits_NV[: len(answer)], *(tensor[: len(answer)] for tensor in said.tensors))
+    whole = data.teaches().signal(data.train.batch(np.asarray([0])), config, temperature=1.0)
+    alone = float(whole.loss(data.logits(np.asarray([0])), *whole.tensors))
+    assert float(said.loss(logits_NV, *said.tensors)) > float(first) == pytest.approx(alone, rel=1e-4)

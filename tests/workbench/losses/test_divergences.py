@@ -11,7 +11,10 @@ from torch import Tensor
 
 from workbench.losses import divergences
 from workbench.losses.divergences import (
+    SharedTokens,
+    binary_kl,
     forward_kl,
+    gold,
     jsd,
     log_probs,
     reverse_kl,
@@ -246,6 +249,10 @@ def test_no_draw_does_not_count() -> None:
     assert value.isfinite() and torch.autograd.grad(value, student)[0].isfinite().all()
 
 
+def _universal(student_NV: Tensor, teacher_NW: Tensor, *, temperature: float) -> Tensor:
+    return universal(student_NV, teacher_NW, temperature=temperature).sum()
+
+
 def _probabilities(logits: list[float]) -> list[float]:
     raised = [math.exp(logit / T_UNIVERSAL_LOGIT) for logit in logits]
     return sorted((each / sum(raised) for each in raised), reverse=True)
@@ -259,22 +266,22 @@ def test_equals_its_definition_universal_logit(ours: int, theirs: int) -> None:
         q, p = _probabilities(q), _probabilities(p)
         size = max(ours, theirs)
         wanted += sum(abs(a - b) for a, b in zip(q + [0] * (size - ours), p + [0] * (size - theirs), strict=True))
-    assert float(universal(student, teacher, temperature=T_UNIVERSAL_LOGIT)) == pytest.approx(
+    assert float(_universal(student, teacher, temperature=T_UNIVERSAL_LOGIT)) == pytest.approx(
         T_UNIVERSAL_LOGIT * wanted, rel=1e-12
     )
 
 
 def test_gradient_universal_logit() -> None:
     student, teacher = random_logits(3, 5, seed=1).requires_grad_(), random_logits(3, 7)
-    assert torch.autograd.gradcheck(lambda logits: universal(logits, teacher, temperature=T_UNIVERSAL_LOGIT), student)
+    assert torch.autograd.gradcheck(lambda logits: _universal(logits, teacher, temperature=T_UNIVERSAL_LOGIT), student)
 
 
 def test_which_token_it_is_does_not_matter() -> None:
     student, teacher = random_logits(3, 5, seed=1), random_logits(3, 7)
-    wanted = universal(student, teacher, temperature=T_UNIVERSAL_LOGIT)
-    torch.testing.assert_close(universal(student[:, [3, 0, 4, 1, 2]], teacher, temperature=T_UNIVERSAL_LOGIT), wanted)
+    wanted = _universal(student, teacher, temperature=T_UNIVERSAL_LOGIT)
+    torch.testing.assert_close(_universal(student[:, [3, 0, 4, 1, 2]], teacher, temperature=T_UNIVERSAL_LOGIT), wanted)
     torch.testing.assert_close(
-        universal(student, teacher[:, [6, 0, 2, 5, 1, 3, 4]], temperature=T_UNIVERSAL_LOGIT), wanted
+        _universal(student, teacher[:, [6, 0, 2, 5, 1, 3, 4]], temperature=T_UNIVERSAL_LOGIT), wanted
     )
 
 
@@ -282,22 +289,91 @@ def test_tokens_without_mass_do_not_matter() -> None:
     student, teacher = random_logits(3, 5, seed=1), random_logits(3, 5)
     more = torch.cat([torch.full((3, 4), -torch.inf), teacher], 1)
     torch.testing.assert_close(
-        universal(student, more, temperature=T_UNIVERSAL_LOGIT),
-        universal(student, teacher, temperature=T_UNIVERSAL_LOGIT),
+        _universal(student, more, temperature=T_UNIVERSAL_LOGIT),
+        _universal(student, teacher, temperature=T_UNIVERSAL_LOGIT),
     )
 
 
 def test_zero_where_they_agree() -> None:
     student = random_logits(3, 5).requires_grad_()
-    value = universal(student, student.detach().clone(), temperature=T_UNIVERSAL_LOGIT)
+    value = _universal(student, student.detach().clone(), temperature=T_UNIVERSAL_LOGIT)
     (gradient,) = torch.autograd.grad(value, student)
     torch.testing.assert_close(
         (value, gradient), (torch.zeros_like(value), torch.zeros_like(gradient)), atol=1e-14, rtol=0
     )
-    assert universal(student, random_logits(3, 5, seed=1), temperature=T_UNIVERSAL_LOGIT) > 0.1
+    assert _universal(student, random_logits(3, 5, seed=1), temperature=T_UNIVERSAL_LOGIT) > 0.1
 
 
 def test_the_gradients_size_does_not_depend_on_the_temperature_universal_logit() -> None:
     student, teacher = random_logits(3, 5, seed=1).requires_grad_(), random_logits(3, 5)
-    at = {t: torch.autograd.grad(universal(student, teacher, temperature=t), student)[0] for t in (50.0, 200.0)}
+    at = {t: torch.autograd.grad(_universal(student, teacher, temperature=t), student)[0] for t in (50.0, 200.0)}
     assert float((at[50.0] - at[200.0]).norm() / at[200.0].norm()) < 0.05
+
+
+def _shared(mine: int, theirs: int, *pairs: tuple[int, int]) -> SharedTokens:
+    """So many tokens of either, of which `pairs` are the same."""
+    own, others = (torch.tensor(each, dtype=torch.long) for each in zip(*pairs, strict=True))
+    alone = (torch.tensor([n for n in range(size) if n not in used]) for size, used in ((mine, own), (theirs, others)))
+    return SharedTokens(own, others, *alone)
+
+
+SHARED = _shared(6, 7, (0, 3), (2, 1), (5, 6))
+
+
+def test_gold_is_kl_of_shared_tokens_and_distance_of_the_others() -> None:
+    student, teacher = (log_probs(random_logits(4, size, seed=size), T) for size in (6, 7))
+    wanted = 0.0
+    for q, p in zip(student.exp().tolist(), teacher.exp().tolist(), strict=True):
+        wanted += T**2 * sum(p[b] * math.log(p[b] / q[a]) for a, b in ((0, 3), (2, 1), (5, 6)))
+        others = sorted((p[n] for n in (0, 2, 4, 5)), reverse=True)
+        own = [*sorted((q[n] for n in (1, 3, 4)), reverse=True), 0.0]
+        wanted += T * sum(abs(a - b) for a, b in zip(own, others, strict=True))
+    assert float(gold(student, teacher, None, SHARED, temperature=T)) == pytest.approx(wanted, rel=1e-12)
+    all_of_it = student.new_full((4,), -torch.inf)
+    assert float(gold(student, teacher, all_of_it, SHARED, temperature=T)) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_gold_of_one_vocabulary_is_forward_kl() -> None:
+    student, teacher = (log_probs(random_logits(4, 6, seed=seed), T) for seed in (0, 1))
+    same = _shared(6, 6, *((n, n) for n in range(6)))
+    wanted = forward_kl(student, teacher) * T**2
+    torch.testing.assert_close(gold(student, teacher, None, same, temperature=T), wanted)
+    # Of the likeliest tokens alone, all others being one event.
+    ids = teacher.topk(3).indices
+    known = top_k_and_rest(teacher, ids)
+    few = torch.full_like(teacher, -torch.inf).scatter(1, ids, known[:, :-1])
+    bound = forward_kl(top_k_and_rest(student, ids), known) * T**2
+    torch.testing.assert_close(gold(student, few, known[:, -1], same, temperature=T), bound)
+
+
+def test_gradient_gold() -> None:
+    logits, teacher = random_logits(3, 6, seed=1).requires_grad_(), log_probs(random_logits(3, 7), T)
+    known = top_k_and_rest(teacher, teacher.topk(3).indices)
+    few = torch.full_like(teacher, -torch.inf).scatter(1, teacher.topk(3).indices, known[:, :-1])
+    for said, rest in ((teacher, None), (few, known[:, -1])):
+        # The derivative of forward_kl is that of the student's probabilities, which add up to one.
+        assert torch.autograd.gradcheck(
+            lambda x, said=said, rest=rest: gold(log_probs(x, T), said, rest, SHARED, temperature=T), logits
+        )
+
+
+def test_the_likelihood_of_texts() -> None:
+    mine, theirs = torch.tensor([-0.3, -5.0, -40.0]).double(), torch.tensor([-2.0, -0.1, -90.0]).double()
+    for temperature in (1.0, 7.0):
+        q, p = ([math.exp(each / temperature) for each in side.tolist()] for side in (mine, theirs))
+        wanted = [temperature * _kl([b, 1 - b], [a, 1 - a]) for a, b in zip(q, p, strict=True)]
+        torch.testing.assert_close(
+            binary_kl(mine, theirs, temperature=temperature), torch.tensor(wanted).double(), rtol=1e-6, atol=1e-12
+        )
+    assert not binary_kl(mine, mine, temperature=3.0).any()
+    assert torch.autograd.gradcheck(lambda x: binary_kl(x, theirs, temperature=2.0), mine.requires_grad_())
+    # A text that is certain, or that cannot be.
+    edges = torch.tensor([0.0, -1e4], requires_grad=True)
+    value = binary_kl(edges, edges.detach().flip(0), temperature=1.0)
+    assert value.isfinite().all() and torch.autograd.grad(value.sum(), edges)[0].isfinite().all()
+
+
+def test_the_gradients_size_does_not_depend_on_the_temperature_of_texts() -> None:
+    mine, theirs = torch.tensor([-4.0], requires_grad=True), torch.tensor([-6.0])
+    at = [torch.autograd.grad(binary_kl(mine, theirs, temperature=t).sum(), mine)[0] for t in (200.0, 800.0)]
+    torch.testing.assert_close(*at, rtol=0.02, atol=0)

@@ -25,8 +25,18 @@ from workbench.schema import MayExecute, Section, Unit
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Divergence = Literal[
-    "forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation", "universal"
+    "forward_kl",
+    "reverse_kl",
+    "jsd",
+    "skew_forward_kl",
+    "skew_reverse_kl",
+    "total_variation",
+    "universal",
+    "gold",
+    "alm",
 ]
+OTHER_TOKENS = ("universal", "gold", "alm")
+"""Losses between models of different vocabularies."""
 Distance = Literal["cosine", "mse", "relation", "margin_mse"]
 Match = Literal["hidden_mse", "hidden_cosine", "relation", "attention"]
 
@@ -281,7 +291,9 @@ class DistillConfig(Section):
     teacher: TeacherConfig = TeacherConfig()
     student: StudentConfig = StudentConfig()
     loss: Divergence | Distance = "forward_kl"
-    """Divergence of the student's probabilities from the teacher's. `universal` compares across vocabularies. Of
+    """Divergence of the student's probabilities from the teacher's. Between vocabularies: `gold`, token by
+    token where both have it (TRL), `alm`, the likelihood of each piece of text (Minixhofer et al. 2025), `universal`,
+    sorted probabilities (ULD). Of
     embeddings `cosine` (the usual one), `mse`, or `relation`: the similarities of every two texts of a batch, in any
     size. Of rerankers a divergence over the candidates of a query, `margin_mse`, or `mse`."""
     beta: Share = 0.5
@@ -307,6 +319,11 @@ class DistillConfig(Section):
     control: bool | Literal["auto"] = "auto"
     """Train the same student on labels alone, too, to tell what the teacher is worth; auto: where that takes less than
     a third of the run's time, by the sizes of the two models, and beside answers that are written."""
+
+    @property
+    def across(self) -> bool:
+        """Whether the teacher reads other tokens than the student."""
+        return self.loss in OTHER_TOKENS
 
     @property
     def asks_teacher(self) -> bool:
@@ -344,12 +361,12 @@ class DistillConfig(Section):
             return "a cache is made at one temperature: write distill.temperature as one number."
         if self.cache.sampled and self.loss != "forward_kl":
             return "samples estimate forward_kl without bias, and no other divergence: write distill.loss=forward_kl."
-        if self.loss == "universal" and (cached or self.match or self.on_policy.share or self.peers):
-            return "loss=universal compares live models: leave distill.cache, match, on_policy and peers out."
-        if not task.tokens and (cached or self.on_policy.share or self.loss == "universal"):
+        if self.across and (reason := self._across_misfit()):
+            return reason
+        if not task.tokens and (cached or self.on_policy.share or self.across):
             return (
                 f"of={task.name} asks the teacher once for each row and keeps that in the run: leave distill.cache and "
-                "on_policy out, and write another loss than universal."
+                "on_policy out, and write another loss than universal, gold and alm."
             )
         if not task.tokens and self.peers:
             return "peers compare what they say of tokens: leave distill.peers out, or write of=sft."
@@ -357,8 +374,20 @@ class DistillConfig(Section):
             return f"of={task.name} compares outputs alone: leave distill.match and teacher.out_of_fold out."
         if task.tokens and (self.unlabelled or self.teacher.out_of_fold):
             return "distill.unlabelled and teacher.out_of_fold are for of=classify: leave them out."
-        if task.head == "masked" and (cached or self.on_policy.share or self.loss == "universal"):
-            return f"of={task.name} {task.uncached}: leave cache and on_policy out, and loss=universal."
+        if task.head == "masked" and (cached or self.on_policy.share or self.across):
+            return f"of={task.name} {task.uncached}: leave cache and on_policy out, and loss={self.loss}."
+        return None
+
+    def _across_misfit(self) -> str | None:
+        """Reason against a teacher of other tokens."""
+        if self.match or self.peers:
+            return f"loss={self.loss} compares what two models say of a text: leave distill.match and peers out."
+        if self.teacher.url is not None:
+            return f"loss={self.loss} compares models that are loaded here: leave distill.teacher.url out."
+        if self.cache.folder is not None and self.loss == "universal":
+            return "loss=universal compares whole distributions: write distill.loss=gold or alm, or leave cache out."
+        if self.cache.gap is not None:
+            return f"cache.gap is not measured of loss={self.loss}: write distill.cache.k=64 instead."
         return None
 
     def _answers_misfit(self, task: TaskFacts) -> str | None:
