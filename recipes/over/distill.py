@@ -309,10 +309,14 @@ def planned(
     data, tokenizer = student.data, student.tokenizer
     require_teachable(config, base, source, tokenizer, student.template, data)
     if config.distill.cache.folder is not None:
-        blank = BlankCache(teacher_cache.with_k(config.distill), len(tokenizer))
+        section = teacher_cache.with_k(config.distill)
+        teacher: Teacher = BlankCache(section, len(tokenizer))
+        if section.across and source is not None:
+            aligned = _aligned(section, base, source, data, tokenizer)
+            teacher = AlignedTeacher(BlankCache(section, len(source.tokenizer())), aligned)
 
         def signal(live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
-            loss = distillation_loss(config.distill, live.model, live.head, blank, None, progress)
+            loss = distillation_loss(section, live.model, live.head, teacher, None, progress)
             return TrainingSignal(mixture.mixed(data.train, base), loss, reads_packed=True)
 
         return signal

@@ -37,7 +37,7 @@ from workbench.data.batching import Indices, MicroBatch, Row, micro_batches
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation.student_loss import Teacher, TeacherLogits, TeacherSignal, divergence
 from workbench.distillation.teacher_sources import TeacherSource
-from workbench.distillation.token_alignment import TeacherReading
+from workbench.distillation.token_alignment import TeacherReading, predicted
 from workbench.errors import ConfigError, Stopped, WorkbenchError
 from workbench.losses.chunked_loss import Follows, chunks
 from workbench.losses.divergences import log_probs, sampled_forward_kl, top_k_and_rest
@@ -391,13 +391,8 @@ class CachedTeacher:
     ) -> TeacherReading:
         """What a teacher of other tokens said of its own rows, each with its number; none may have another answer."""
         found = self.packed(np.asarray([number for number, _ in rows], dtype=np.int64))
-
-        def distributions(ids_nk: Tensor, logp_nE: Tensor) -> tuple[Tensor, Tensor]:
-            nothing_nW = logp_nE.new_full((len(ids_nk), self._known), -torch.inf)
-            return nothing_nW.scatter(1, ids_nk, logp_nE[:, :-1]), logp_nE[:, -1]
-
         tensors = unpack_likeliest(found) if "ids" in found else ()
-        return TeacherReading(tensors, torch.from_numpy(found["own"]), self._known if tensors else 0, distributions)
+        return _reading(tensors, torch.from_numpy(found["own"]), self._known if tensors else 0)
 
 
 @dataclass(frozen=True)
@@ -415,6 +410,27 @@ class BlankCache:
         if config.cache.sampled:
             return SampledTokens([ids_Nk, said_NE, said_NE[:, 0]], self.vocabulary, temperature)
         return TopTokens([ids_Nk, said_NE], self.vocabulary, config, temperature)
+
+    def read(
+        self, rows: Sequence[tuple[int, Row]], config: DistillConfig, *, temperature: float, packed: bool
+    ) -> TeacherReading:
+        """As of `CachedTeacher`."""
+        own_M = torch.zeros(sum(len(predicted(row)) for _, row in rows))
+        if config.loss == "alm":
+            return _reading((), own_M, 0)
+        k = min(self.config.cache.kept, self.vocabulary)
+        ids_Mk = torch.zeros(len(own_M), k, dtype=torch.int64)
+        return _reading((ids_Mk, torch.zeros(len(own_M), k + 1)), own_M, self.vocabulary)
+
+
+def _reading(tensors: Sequence[Tensor], own_M: Tensor, vocabulary: int) -> TeacherReading:
+    """Likeliest tokens (M, k), the log-probabilities of these and of all others together (M, k + 1), as a reading."""
+
+    def distributions(ids_nk: Tensor, logp_nE: Tensor) -> tuple[Tensor, Tensor]:
+        nothing_nW = logp_nE.new_full((len(ids_nk), vocabulary), -torch.inf)
+        return nothing_nW.scatter(1, ids_nk, logp_nE[:, :-1]), logp_nE[:, -1]
+
+    return TeacherReading(tensors, own_M, vocabulary, distributions)
 
 
 @torch.no_grad()
