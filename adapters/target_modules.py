@@ -207,20 +207,24 @@ def _forbidden(model: PreTrainedModel, path: str) -> bool:
     from peft import LoraConfig
     from peft.tuners.tuners_utils import BaseTuner
 
-    parent, _, leaf = path.rpartition(".")
     try:
-        BaseTuner._check_target_module_compatiblity(None, LoraConfig(), model, leaf)  # type: ignore[arg-type]
+        BaseTuner._check_target_module_compatiblity(None, LoraConfig(), model, _leaf(path))  # type: ignore[arg-type]
     except ValueError:
         return True
-    kind: Any = type(model.get_submodule(parent))
     around = itertools.accumulate(path.split("."), lambda *names: ".".join(names))
     chooses = any(type(model.get_submodule(each)).__name__.endswith("Indexer") for each in around)
-    return chooses or _only_read(kind, leaf)
+    return chooses or only_read(model, path)
+
+
+def only_read(model: nn.Module, path: str) -> bool:
+    """Whether the module around a layer multiplies with its weight instead of calling it, such as Mamba's dt_proj."""
+    parent, _, leaf = path.rpartition(".")
+    kind: Any = type(model.get_submodule(parent))
+    return _only_read(kind, leaf)
 
 
 @cache
 def _only_read(kind: type[Any], leaf: str) -> bool:
-    """Whether a module's code multiplies with the weight of a child instead of calling it, such as Mamba's dt_proj."""
     try:
         source = "".join(inspect.getsource(each) for each in vars(kind).values() if inspect.isfunction(each))
     except (OSError, TypeError):

@@ -14,7 +14,7 @@ from workbench.evaluation import held_out_losses
 from workbench.evaluation.perplexity import Agreement
 from workbench.models import backbones, exported
 from workbench.models.backbones import QUANTISED
-from workbench.models.exporting import card, lora_limits
+from workbench.models.exporting import card, lora_limits, onnx_model
 from workbench.models.exporting.card import CardFacts
 from workbench.models.exporting.lora_limits import MERGE
 from workbench.models.exporting.onnx_quantisers import QUANTISERS
@@ -203,6 +203,8 @@ def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> Non
             from workbench.models.exporting import gguf_files
 
             gguf_files.require_known_architecture(model)
+        if to == "onnx":
+            onnx_model.require_writable(model)
     if form == "whole":
         merge.require_one_model(run, config)
         return

@@ -56,8 +56,15 @@ SHORT = 128  # longest block, in tokens, that is computed together with others
 WIDEST = 192  # largest width of a head that flash attention trains on every GPU that it supports
 OLDEST = (8, 0)  # compute capability that flash attention needs: Ampere's
 FAMILIES = ("bert", "gemma", "gpt2", "granite", "llama", "mistral", "qwen2", "qwen3")
-"""Architectures (`model_type`) for which tests show that packed rows compute what each row computes alone."""
-
+"""Architectures (`model_type`) for which tests show that packed rows, and rows and blocks dealt to several devices,
+compute what each row computes alone."""
+PACKED_FAMILIES = (
+    *FAMILIES,
+    *("cohere", "deepseek_v3", "gemma3_text", "gemma4_text", "glm4", "glm4_moe", "llama4_text", "minimax_m2"),
+    *("ministral3", "mixtral", "olmo2", "olmo3", "phi3", "qwen2_5_vl_text", "qwen3_moe", "qwen3_vl_text", "seed_oss"),
+    *("smollm3", "starcoder2"),
+)
+"""Architectures for which tests show this for packed rows on one device."""
 
 CARRYING = {"conv", "hybrid", "hybrid_sliding", "linear_attention"}
 """Kinds of layers (transformers' `layer_types`) that read a sequence from its beginning on, whatever rows it has."""
@@ -234,20 +241,32 @@ def register() -> None:
     AttentionInterface.register("sdpa", attend)
 
 
-def packing_refusal(config: PretrainedConfig, *, longest: int, rows: str = "packed rows") -> str | None:
-    """Why rows cannot be packed for a backbone; None where they can. `longest`: tokens of the longest row. `rows`: what
-    the reason calls the rows."""
+def packing_refusal(
+    config: PretrainedConfig,
+    *,
+    longest: int,
+    rows: str = "packed rows",
+    families: Sequence[str] | None = PACKED_FAMILIES,
+) -> str | None:
+    """Why rows cannot be packed for a backbone; None where they can.
+
+    Args:
+        longest: Tokens of the longest row.
+        rows: What the reason calls the rows.
+        families: Architectures that are known to read them; None where a trial is about to tell.
+    """
     config = config.get_text_config()
     if carrying := sorted(CARRYING & {*(getattr(config, "layer_types", None) or ())}):
         return f"its layers of {carrying[0]} carry a state along, from one of the {rows} into the next"
-    if config.model_type not in FAMILIES:
+    if families is not None and config.model_type not in families:
         return f"{config.model_type} is none of the architectures that are known to read {rows}"
     attention = getattr(config, "_attn_implementation", None)
     if attention not in (None, "sdpa"):
         return f"the attention is {attention}, and {rows} need sdpa"
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if window is not None and window < longest:
-        return f"its attention reaches back {window} tokens, and the longest row has {longest}"
+    reach = [each for each in (window, getattr(config, "attention_chunk_size", None)) if each is not None]
+    if reach and min(reach) < longest:
+        return f"its attention reaches back {min(reach)} tokens, and the longest row has {longest}"
     if getattr(config, "position_embedding_type", "absolute") not in ("absolute", None):
         return f"its attention adds {config.position_embedding_type} biases to scores"
     return None

@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from workbench.adapters import anatomy
+from workbench.adapters.target_modules import only_read
 from workbench.errors import BackboneError
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -227,7 +228,8 @@ def linear_layers(model: nn.Module) -> list[str]:
 
 
 def unquantised(model: PreTrainedModel) -> list[str]:
-    """Paths of the linear layers that keep their precision: those outside the blocks, gates, and those a family names.
+    """Paths of the linear layers that keep their precision: those outside the blocks, gates, those whose weight is read
+    past the layer, and those a family names.
 
     T5 names its feed-forward output; transformers never quantises these.
     """
@@ -237,8 +239,8 @@ def unquantised(model: PreTrainedModel) -> list[str]:
     }
     named = [*(model._keep_in_fp32_modules or ())]
     inside = {name for name in anatomy.linear_modules(model) if should_convert_module(name, named)}
-    gates = {name for name in inside if _is_gate(model.get_submodule(name), experts)}
-    return [name for name in linear_layers(model) if name not in inside or name in gates]
+    plain = {name for name in inside if _is_gate(model.get_submodule(name), experts) or only_read(model, name)}
+    return [name for name in linear_layers(model) if name not in inside or name in plain]
 
 
 def settle(model: nn.Module, compute: torch.dtype) -> None:

@@ -436,8 +436,9 @@ def test_attention_that_knows_no_packed_rows_fails_rather_than_leaks() -> None:
         ("Mistral", {"sliding_window": 11}, 12, "reaches back 11 tokens"),
         ("Gemma2", {}, 4, "gemma2"),
         ("Llama", {"attn_implementation": "eager"}, 12, "eager"),
+        ("Llama", {"attention_chunk_size": 8}, 12, "reaches back 8 tokens"),
     ],
-    ids=["window", "softcap", "kernel"],
+    ids=["window", "softcap", "kernel", "chunks"],
 )
 def test_what_cannot_be_packed_is_told(name: str, changes: dict[str, object], longest: int, why: str) -> None:
     told = attention_backend.packing_refusal(tiny(name, **changes).config, longest=longest)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from workbench.errors import BackboneError
 from workbench.models import output_heads
@@ -20,6 +20,9 @@ from workbench.models.output_heads import Head
 FILE = "model.onnx"
 OUTPUTS = {"text": "logits", "masked": "logits", "classes": "logits", "tokens": "logits", "hidden": "last_hidden_state"}
 """The output of a model, by the head that it has."""
+
+LOOPING = {"hybrid", "linear_attention"}
+"""Kinds of layers (transformers' `layer_types`) that loop over chunks of a text."""
 
 
 class TextOutput(nn.Module):
@@ -92,6 +95,16 @@ def logits_head(stock: PreTrainedModel) -> LogitsHead:
     """The head of the ONNX model of `stock`."""
     known = output_heads.known(stock)
     return LogitsHead(known.module, known.vocabulary, known.width, None, 1.0)
+
+
+def require_writable(config: PretrainedConfig) -> None:
+    """Raise BackboneError where ONNX would hold the layers for texts of one length alone."""
+    kinds = {*(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())}
+    if loops := sorted(kinds & LOOPING):
+        raise BackboneError(
+            f"--to onnx: layers of {loops[0]} read a text in chunks by a loop, which torch writes for the number of "
+            "chunks of one example, so that longer texts would fail. Export --to merged, or --to vllm."
+        )
 
 
 def write(model: PreTrainedModel, path: Path, inputs: Mapping[str, Tensor], output: str) -> None:

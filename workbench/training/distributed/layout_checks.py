@@ -52,7 +52,8 @@ def require_backbone(config: TrainingSections, model: PreTrainedModel, modules: 
 def _of_parts_of_rows(config: TrainingSections, model: PreTrainedModel, longest: int) -> Iterator[str]:
     from workbench.models import attention_backend
 
-    if why := attention_backend.packing_refusal(model.config, longest=longest, rows="rows in parts"):
+    known = attention_backend.FAMILIES
+    if why := attention_backend.packing_refusal(model.config, longest=longest, rows="rows in parts", families=known):
         yield f"cuts rows: {why}. Write distributed.sequence=1, and distributed.zero=3 where the backbone is too large."
     yield from _of_heads(config, model, "sequence", instead="Write distributed.sequence=1.")
 

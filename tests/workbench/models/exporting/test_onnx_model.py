@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import text_families
 from tests.conftest import tiny
 from tests.vision_backbones import SIZE, TRANSFORMER
+from workbench.errors import BackboneError
 from workbench.models.exporting import onnx_model
 from workbench.models.exporting.onnx_model import OnnxModel
 
@@ -45,3 +47,14 @@ def test_pictures_of_any_number(tmp_path: Path) -> None:
         wanted = model(pixel_values=pixels).logits
     assert float(wanted.std()) > 1e-3
     torch.testing.assert_close(found(pixel_values=pixels).logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "loops"), [("qwen3_5", "linear_attention"), ("falcon_h1", "hybrid"), ("llava", None)])
+def test_layers_that_loop_over_a_text_are_refused_before_minutes_of_export(name: str, loops: str | None) -> None:
+    with torch.device("meta"):
+        config = text_families.build(name).config
+    if loops is None:
+        onnx_model.require_writable(config)
+        return
+    with pytest.raises(BackboneError, match=f"layers of {loops} read a text in chunks .* Export --to merged"):
+        onnx_model.require_writable(config)
