@@ -31,7 +31,7 @@ VERBS = {
     "run": "run run_each",
     "data": "data_report",
     "lr": "find_learning_rate",
-    "evaluate": "evaluate win_rate benchmark",
+    "evaluate": "evaluate win_rate benchmark drafts",
 }
 """Public functions of each command."""
 OTHERWISE = {"merge": "whole"}

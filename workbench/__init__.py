@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from workbench.recipes.verbs.combine import combine_runs as combine
     from workbench.recipes.verbs.data_report import data_report
     from workbench.recipes.verbs.doctor import examine as doctor
+    from workbench.recipes.verbs.drafting import drafts
     from workbench.recipes.verbs.evaluate import evaluate
     from workbench.recipes.verbs.export import export
     from workbench.recipes.verbs.features import features
@@ -72,6 +73,7 @@ __all__ = [
     "distill_cache",
     "distill_student",
     "doctor",
+    "drafts",
     "encode_rows",
     "evaluate",
     "export",
@@ -115,6 +117,7 @@ _PLACES = {
     "distill_cache": "recipes.over.distill_verbs:distill_cache",
     "distill_student": "recipes.over.distill_verbs:distill_student",
     "doctor": "recipes.verbs.doctor:examine",
+    "drafts": "recipes.verbs.drafting:drafts",
     "encode_rows": "data.text.tokenized:encode",
     "evaluate": "recipes.verbs.evaluate:evaluate",
     "export": "recipes.verbs.export:export",

@@ -75,7 +75,7 @@ def benchmark(
     else:
         comparisons = _both(run, configs[run], asked)
         rows = [each.row() for each in comparisons]
-        score_files.keep_tasks(run, {"shots": asked.shots, "limit": asked.limit, "rows": rows})
+        score_files.keep(run, score_files.TASKS, {"shots": asked.shots, "limit": asked.limit, "rows": rows})
         pages.write(run)
     return comparisons
 

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.box import HEAVY_HEAD
@@ -406,6 +406,16 @@ def exported(exported: Exported, out: Path) -> None:
     OUT.print(exported.usage, markup=False, style="bold", soft_wrap=True)
     if exported.pushed is not None:
         _lines(f"Pushed to {exported.pushed}")
+
+
+def drafts(found: Mapping[str, Any]) -> None:
+    """Print how a student drafts for its teacher."""
+    from workbench.runs import draft_table
+
+    drafted = draft_table.read(found)
+    assert drafted is not None, "it was measured"
+    OUT.print(table(draft_table.COLUMNS, drafted.rows, framed=True))
+    OUT.print(drafted.note, markup=False, soft_wrap=True)
 
 
 def combined(combined: Combined, out: Path) -> None:

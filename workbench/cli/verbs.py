@@ -270,6 +270,9 @@ def evaluate(
     run: RunFolder,
     overrides: RunSettings = None,
     against: Annotated[Path | None, typer.Option(help="Another run, on the same rows in pairs.")] = None,
+    drafts_for: Annotated[
+        Path | None, typer.Option(help="A teacher's run: how much faster it writes with this one's drafts.")
+    ] = None,
     score: Annotated[list[str] | None, typer.Option(help="With --against: a reward for a win rate.")] = None,
     judge: Annotated[str | None, typer.Option(help="With --against: a program; JSON pairs in, 1, 2 or 0 out.")] = None,
     judge_timeout: Annotated[float | None, typer.Option(min=0, help="Seconds for all verdicts; 600.")] = None,
@@ -284,9 +287,11 @@ def evaluate(
     devices: Devices = None,
     trust: Trusted = False,
 ) -> None:
-    """Score a finished run again. On held-out rows or data.test=FILE, against another run, on tasks of lm-eval."""
-    if devices is not None and (tasks is not None or against is not None):
-        raise ConfigError("--tasks and --against ask on one device. Leave --devices out.")
+    """Score a finished run again. On rows, against another run, on tasks of lm-eval, as the drafter of its teacher."""
+    if devices is not None and (tasks is not None or against is not None or drafts_for is not None):
+        raise ConfigError("--drafts-for, --tasks and --against ask on one device. Leave --devices out.")
+    if drafts_for is not None and (tasks is not None or against is not None):
+        raise ConfigError("--drafts-for measures one thing alone. Leave --tasks and --against out.")
     contest: dict[str, Any] = {"score": score, "judge": judge, "judge_timeout": judge_timeout}
     contest |= {"max_new_tokens": max_new_tokens, "out": out}
     contest = {name: value for name, value in contest.items() if value is not None}
@@ -310,6 +315,11 @@ def evaluate(
         from workbench.recipes.verbs.evaluate import evaluate as evaluated
         from workbench.runs.ranks import joined
 
+    if drafts_for is not None:
+        from workbench.recipes.verbs.drafting import drafts
+
+        render.drafts(drafts(run, drafts_for, overrides or (), trust=trust))
+        return
     if against is None:
         scores = evaluated(run, overrides or (), trust=trust)
         if joined().first:

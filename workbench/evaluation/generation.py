@@ -64,6 +64,7 @@ def generate(
     halt: Callable[[], bool] | None = None,
     processor: LogitsProcessor | None = None,
     read: Cache | None = None,
+    drafter: nn.Module | None = None,
 ) -> Tensor:
     """Output of `model.generate`: a causal model's prompts and continuations, or a decoder's text.
 
@@ -71,12 +72,15 @@ def generate(
         halt: Called after each token; generation ends where it returns True.
         processor: Changes the logits of each next token.
         read: Cache of all tokens of the prompts but the last; not for methods with virtual tokens.
+        drafter: Model whose tokens are drafts, of one text; not for methods with virtual tokens.
     """
     settings: dict[str, Any] = {"generation_config": config, "streamer": streamer}
     if processor is not None:
         settings["logits_processor"] = LogitsProcessorList([processor])
     if read is not None:
         settings["past_key_values"] = read
+    if drafter is not None:
+        settings["assistant_model"] = drafter
     if halt is not None:
 
         def halted(input_ids: Tensor, *_: Any, **__: Any) -> Tensor:

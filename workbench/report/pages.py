@@ -29,7 +29,7 @@ from workbench.report import (
 )
 from workbench.report.rendering import render
 from workbench.report.run_record import RunRecord
-from workbench.runs import cost_table, files, score_files, units
+from workbench.runs import cost_table, draft_table, files, score_files, units
 
 _T = TypeVar("_T")
 SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
@@ -114,6 +114,8 @@ def write(run: Path) -> Path:
         scores=_scores(this),
         costs=cost_table.read(this.costs),
         cost_columns=cost_table.COLUMNS,
+        drafts=draft_table.read(this.drafts),
+        draft_columns=draft_table.COLUMNS,
         plots=[
             *sweep_sections.plots(this),
             *curves.of_run(this),

@@ -45,6 +45,8 @@ class RunRecord:
     predictions: pd.DataFrame
     costs: Mapping[str, Any] = field(default_factory=dict)
     """Of a student and its teacher, as in scores.json."""
+    drafts: Mapping[str, Any] = field(default_factory=dict)
+    """How a student drafts for its teacher, as in scores.json."""
     freezing: Mapping[str, Any] = field(default_factory=dict)
     """Steps before and after layers froze, as in scores.json."""
     members: Mapping[str, pd.DataFrame] = field(default_factory=dict)
@@ -278,6 +280,7 @@ def read(folder: Path) -> RunRecord:
         else _read(folder / "metrics.jsonl", _metrics),
         scores=score_files.of_rows(scores) or before,
         costs=scores.get(score_files.COSTS, {}),
+        drafts=scores.get(score_files.DRAFTS, {}),
         freezing=scores.get(score_files.FREEZING, {}),
         predictions=_table(folder / "predictions.parquet"),
         members=members,

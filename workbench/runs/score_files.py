@@ -8,9 +8,9 @@ from typing import Any
 
 from workbench.runs import files
 
-SCORES, TASKS, COSTS, FREEZING = "scores.json", "tasks", "costs", "freezing"
-"""File with the scores of rows, and its keys with those of tasks, the costs of a student and its teacher, and the steps
-before and after layers froze."""
+SCORES, TASKS, COSTS, FREEZING, DRAFTS = "scores.json", "tasks", "costs", "freezing", "drafts"
+"""File with the scores of rows, and its keys with those of tasks, the costs of a student and its teacher, the steps
+before and after layers froze, and how a student drafts for its teacher."""
 WIN_RATES, CONTESTS = "win_rates.json", "contests"
 NAMED = ("against", "by", "prompts")
 """Values that identify a contest: the other run, what judged, and the files of prompts."""
@@ -27,14 +27,14 @@ def read_tasks(run: Path) -> dict[str, Any]:
     return dict(asked) if isinstance(asked, Mapping) else {}
 
 
-def keep_tasks(run: Path, asked: Mapping[str, Any]) -> None:
-    """Write tasks into scores.json, in place of earlier ones."""
-    files.write_json(run / SCORES, {**files.read_json(run / SCORES), TASKS: dict(asked)})
+def keep(run: Path, name: str, found: Mapping[str, Any]) -> None:
+    """Write an entry of that name into scores.json, in place of an earlier one."""
+    files.write_json(run / SCORES, {**files.read_json(run / SCORES), name: dict(found)})
 
 
 def of_rows(scores: Mapping[str, Any]) -> dict[str, Any]:
     """The scores of rows alone: before, after and the others by their names."""
-    return {name: each for name, each in scores.items() if name not in (TASKS, COSTS, FREEZING)}
+    return {name: each for name, each in scores.items() if name not in (TASKS, COSTS, FREEZING, DRAFTS)}
 
 
 def read_win_rates(run: Path) -> list[dict[str, Any]]:

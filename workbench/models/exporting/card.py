@@ -12,7 +12,7 @@ from ruamel.yaml.error import YAMLError
 from workbench.config.yaml_text import dump_yaml, load_yaml
 from workbench.data import starter
 from workbench.errors import ConfigError, FileError, WorkbenchError
-from workbench.runs import cost_table, files, score_files, units
+from workbench.runs import cost_table, draft_table, files, score_files, units
 
 UNKNOWN = "unknown"
 LIBRARIES = {"peft": "peft", "gguf": "gguf", "ollama": "gguf", "onnx": "onnx"}
@@ -78,6 +78,7 @@ def write(run: Path, folder: Path, values: Mapping[str, Any], facts: CardFacts, 
         f"## Scores\n\n{_scores(scores, facts.intervals)}",
         *_costs(scores.get(score_files.COSTS)),
         *_quantised(facts),
+        *_drafts(scores.get(score_files.DRAFTS)),
         *_tasks(scores.get(score_files.TASKS) or {}),
         *_win_rates(score_files.read_win_rates(run)),
         f"## Limits\n\n{_listed(limits)}",
@@ -181,6 +182,14 @@ def _costs(costs: Mapping[str, Any] | None) -> list[str]:
         return []
     lines = [cost_table.COLUMNS, ("---",) * 4, *found.rows]
     return ["".join(["## Costs\n\n", found.note, "\n\n", *(f"| {' | '.join(each)} |\n" for each in lines)])]
+
+
+def _drafts(drafts: Mapping[str, Any] | None) -> list[str]:
+    """The section on how a student drafts for its teacher; none of another run."""
+    if (found := draft_table.read(drafts)) is None:
+        return []
+    lines = [draft_table.COLUMNS, ("---",) * 4, *found.rows]
+    return ["".join(["## Drafts\n\n", found.note, "\n\n", *(f"| {' | '.join(each)} |\n" for each in lines)])]
 
 
 def _quantised(facts: CardFacts) -> list[str]:
