@@ -123,6 +123,14 @@ def require_teachable(
         if section.match:
             FeatureMatching(section.match, backbones.skeleton(base.model, task=task), taught_by, seed=base.seed)
     rows, reader = data.train, tokenizer  # what the teacher reads
+    if section.teacher.shares is not None and source is not None:
+        if source.models < 2:
+            raise ConfigError("distill.teacher.shares: there is one teacher. Name several, or leave it out.")
+        if isinstance(section.teacher.shares, tuple) and len(section.teacher.shares) != source.models:
+            raise ConfigError(
+                f"distill.teacher.shares: {len(section.teacher.shares)} numbers for {source.models} models. Write one "
+                "for each."
+            )
     if section.across:
         if source is None:
             raise ConfigError(
@@ -269,6 +277,7 @@ def supervise(
             assert source is not None
             with source.named_in_errors():
                 live = teachers.load(source, base, tokenizer, model=model, backbone=backbone.model, loader=loader)
+            live = live.weighed(section, data.held_out)
             for note in live.notes:
                 callback.say(note)
             if section.match:
@@ -321,6 +330,9 @@ def planned(
 
         return signal
     assert source is not None, "refused otherwise"
+    if config.distill.teacher.shares == "held_out":  # no row is scored
+        alike = config.distill.teacher.model_copy(update={"shares": None})
+        config = config.model_copy(update={"distill": config.distill.model_copy(update={"teacher": alike})})
     student.run.note(distill={"teacher": source.name})  # whom the run would score first
     return supervise(config, base, source, student.run, data, tokenizer, SILENT, loader)
 
@@ -333,7 +345,8 @@ def expected(
     if source is None or config.distill.across or config.distill.answers is not None:
         return None, guess
     with source.named_in_errors():
-        return teachers.alone(source, base, student.tokenizer).loss(student.data.held_out), guess
+        live = teachers.alone(source, base, student.tokenizer).weighed(config.distill, student.data.held_out)
+        return live.loss(student.data.held_out), guess
 
 
 def _tell_start(config: RunConfig, run: Run, rows: int, tokenizer: PreTrainedTokenizerBase, callback: Callback) -> None:
@@ -380,6 +393,7 @@ def cache(
         callback.say(f"Asking the teacher, {source.name}, about every training row ...")
         with source.named_in_errors():
             live = teachers.alone(source, base, tokenizer)
+        live = live.weighed(section, data.held_out)
         device = next(live.models[0].model.parameters()).device
         lost: CacheGap | None = None
         if starts is not None:

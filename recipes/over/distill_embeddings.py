@@ -18,7 +18,7 @@ from torch import Tensor
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.config.model_heads import HIDDEN
-from workbench.config.sections.distill_config import STUDENT, DistillConfig, at
+from workbench.config.sections.distill_config import STUDENT, DistillConfig
 from workbench.data import mixture
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.embedding import pair_data, pair_records, pair_set
@@ -201,7 +201,7 @@ class TaughtEmbeddings:
         own = rows[rows < self.labelled]
 
         def terms() -> Iterator[Term]:
-            alpha = at(self.config.alpha, self.progress())
+            alpha = self.config.alpha_at(self.progress())
             if alpha < 1 and len(own):
                 _, of_labels, label_terms = self.labels.of(seen, own)
                 place_U = torch.from_numpy(np.searchsorted(every, of_labels))

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from workbench.config import RunConfig
-from workbench.config.sections.distill_config import STUDENT, at
+from workbench.config.sections.distill_config import STUDENT
 from workbench.data import mixture
 from workbench.data.batching import Indices, MicroBatch, steps_per_epoch
 from workbench.data.embedding import rerank_candidates
@@ -134,7 +134,7 @@ def _supervise(
             distill_control.require_useful(config, name, scores, start, than=distill_control.UNTRAINED)
 
         def loss(batch: MicroBatch, scale: float) -> Tensor:
-            alpha, temperature = at(section.alpha, progress()), at(section.temperature, progress())
+            alpha, temperature = section.alpha_at(progress()), section.temperature_at(progress())
             score_BC, teacher_BC = (each.unflatten(0, (-1, rows.each)) for each in (live.scores(batch), batch.labels_N))
             total = score_BC.new_zeros(())
             if alpha < 1:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
-from workbench.config.sections.distill_config import STUDENT, at
+from workbench.config.sections.distill_config import STUDENT
 from workbench.data import tagged_rows
 from workbench.data.batching import Floats, Indices, MicroBatch
 from workbench.data.tagged_rows import IGNORED, EncodedTags, TagEncoder, TaggedRow, TagSet
@@ -256,7 +256,7 @@ def supervise(
     def signal(live: Tagger, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         def loss(batch: MicroBatch, scale: float) -> Tensor:
             logits_NC, at_N = live.outputs(batch), batch.labels_N
-            alpha, temperature = at(section.alpha, progress()), at(section.temperature, progress())
+            alpha, temperature = section.alpha_at(progress()), section.temperature_at(progress())
             hard = nn.functional.cross_entropy(logits_NC, tags_P[at_N], ignore_index=IGNORED, reduction="sum")
             soft = divergence("one", section, logits_NC, teacher_PC[at_N], known_P[at_N], temperature=temperature)
             return ((1 - alpha) * hard + alpha * soft) * scale

@@ -100,6 +100,10 @@ WRITTEN = {
     "a gap of no cache": Case("distill.cache: gap", "Write distill.cache.folder", LORA + "distill.cache.gap=0.1"),
     "a gap of all": Case("distill.cache.gap", "less than 1", LORA + "'distill.cache={folder: c, gap: 1}'"),
     "no gap": Case("distill.cache.gap", "greater than 0", LORA + "'distill.cache={folder: c, gap: 0}'"),
+    "a schedule of one number": Case("schedule=cosine", "write distill.alpha='[0.9", LORA + "distill.schedule=cosine"),
+    "shares of classes": Case(
+        "of=classify takes the plain mean", "leave distill.teacher.shares", CLASSES + "distill.teacher.shares=[1,2]"
+    ),
     "universal and a cache": Case("distill: loss=universal", "leave cache out", CACHE + "distill.loss=universal"),
     "other tokens and a gap": Case(
         "not measured of loss=gold", "distill.cache.k=64", "'distill.cache={folder: c, gap: 0.1}' distill.loss=gold"
@@ -287,6 +291,10 @@ FOUND = {
         "Take one that AutoModelForMaskedLM loads",
         MASKED + "distill.teacher.id=gpt2",
     ),
+    "shares of one": Case(
+        "distill.teacher.shares: there is one", "Name several", LORA + "distill.teacher.shares=[1,2]"
+    ),
+    "shares of three": Case("3 numbers for 2 models", "Write one for each", BOTH + "distill.teacher.shares=[1,2,3]"),
     "universal, several": Case("distill.loss=universal", "Name one of them", BOTH + "distill.loss=universal"),
     # Layers.
     "match, several": Case("distill.match compares with one", "Name one of them", matched("what: relation", BOTH)),

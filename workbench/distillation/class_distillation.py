@@ -25,7 +25,7 @@ from torch import Tensor
 
 from workbench.config import RunConfig
 from workbench.config.sections.classes_config import Kind
-from workbench.config.sections.distill_config import BACKBONE, DistillConfig, at
+from workbench.config.sections.distill_config import BACKBONE, DistillConfig
 from workbench.crossval import prediction, run_views
 from workbench.crossval.prediction import OUT_OF_FOLD
 from workbench.data.batching import Examples, Indices
@@ -412,7 +412,7 @@ def soft_criterion(
     """
 
     def objective(outputs_BC: Tensor, labels_B: Tensor, scale: float) -> Tensor:
-        alpha, temperature = at(config.alpha, progress()), at(config.temperature, progress())
+        alpha, temperature = config.alpha_at(progress()), config.temperature_at(progress())
         weight_B1, target_BC, teacher_BC, labelled_B1 = labels_B.split([1, classes, classes, 1], dim=1)
         total = outputs_BC.new_zeros((), dtype=torch.float32)
         if alpha < 1:

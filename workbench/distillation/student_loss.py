@@ -5,7 +5,6 @@ Legend: B rows, L padded length, D hidden, N supervised positions, n of them, V 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from workbench.adapters.banks import bank as banks
 from workbench.adapters.banks.bank import Bank
 from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.config import RunConfig
-from workbench.config.sections.distill_config import DistillConfig, at
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.packing import in_sequence, join, padded_length
 from workbench.distillation.feature_matching import FeatureMatching
@@ -77,6 +76,8 @@ class TeacherLogits:
     vocabularies: Sequence[int]
     config: DistillConfig
     temperature: float
+    shares: Sequence[float] = ()
+    """How much each of several models counts; none: alike, or as `config` says."""
     follows: Follows = None
 
     @property
@@ -102,7 +103,14 @@ class TeacherLogits:
         each = [log_probs(project(hidden)[:, :common], self.temperature) for project, hidden in heads]
         if len(each) == 1:
             return each[0]
-        return torch.logsumexp(torch.stack(list(each)), dim=0) - math.log(len(each))
+        each_MnV = torch.stack(each)
+        if self.config.teacher.shares == "confidence":
+            entropies_Mn = torch.special.entr(each_MnV.exp()).sum(-1)
+            shares_Mn1 = (-entropies_Mn).log_softmax(0)[..., None]
+        else:
+            shares_Mn1 = each_MnV.new_tensor(self.shares or [1.0] * len(each)).log()[:, None, None]
+            shares_Mn1 = shares_Mn1 - shares_Mn1.logsumexp(0)
+        return torch.logsumexp(each_MnV + shares_Mn1, dim=0)
 
 
 def divergence(config: DistillConfig, temperature: float) -> Divergence:
@@ -126,13 +134,13 @@ def distillation_loss(
 
     def loss(batch: MicroBatch, scale: float) -> Tensor:
         with matching.teacher() if matching else nullcontext():
-            signal = teacher.signal(batch, config, temperature=at(config.temperature, progress()))
+            signal = teacher.signal(batch, config, temperature=config.temperature_at(progress()))
         with matching.student() if matching else nullcontext():
             hidden_BLD = head.hidden(model, batch.inputs)
         total = losses.chunked(
             hidden_BLD.flatten(0, 1)[batch.positions_N],
             [batch.labels_N, *signal.tensors],
-            mixed(signal, at(config.alpha, progress())),
+            mixed(signal, config.alpha_at(progress())),
             head.project,
             vocabulary=arrays(hidden_BLD) * (head.vocabulary + signal.vocabulary),
             weights=head.trainable(),
@@ -184,7 +192,7 @@ def mutual_loss(config: DistillConfig, together: Bank, head: Head, progress: Cal
     count = len(together.members)
 
     def loss(batch: MicroBatch, scale: float) -> Tensor:
-        alpha, temperature = at(config.alpha, progress()), at(config.temperature, progress())
+        alpha, temperature = config.alpha_at(progress()), config.temperature_at(progress())
         packed_B = batch.inputs.get("row_lengths")
         many, tokens = (len(batch.inputs["input_ids"]), 0) if packed_B is None else (len(packed_B), batch.width)
         rows = [MemberRows(member, many, tokens) for member in together.members]

@@ -193,7 +193,8 @@ def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: Pre
         teacher, name = _digest(["served", config.teacher.id]), str(config.teacher.id)
     elif source is not None:
         digests = [_weights(each) for each in source.each]
-        teacher, name = _digest(digests[0] if len(digests) == 1 else digests), source.name
+        said: list[Any] = digests[0] if len(digests) == 1 else digests
+        teacher, name = _digest([said, config.teacher.shares] if config.teacher.shares else said), source.name
     rows_alone = config.loss == "alm"
     return CacheIdentity(
         teacher=teacher,

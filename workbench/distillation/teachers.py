@@ -5,6 +5,7 @@ Legend: L padded length, D hidden, N supervised positions, n of them, V vocabula
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,15 @@ class LiveTeacher:
     backbone: PreTrainedModel  # the model under all adapters of the teacher; of several models the first one's
     shared: bool  # whether that is the student's: there is no second copy of its weights
     notes: list[str] = field(default_factory=list)  # sentences that a person should read
+    shares: Sequence[float] = ()  # how much each of several models counts; none: alike
+
+    def weighed(self, config: DistillConfig, held_out: TokenizedSet) -> LiveTeacher:
+        """The same, its models counting as `distill.teacher.shares` says, which has as many numbers."""
+        shares = config.teacher.shares
+        if shares == "held_out":
+            # The geometric mean of the probabilities of held-out tokens.
+            shares = tuple(math.exp(-replace(self, models=[model]).loss(held_out)) for model in self.models)
+        return replace(self, shares=shares) if isinstance(shares, tuple) else self
 
     def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherLogits:
         """Teacher logits at the batch's supervised positions."""
@@ -66,7 +76,7 @@ class LiveTeacher:
             hidden.append(hidden_BLD.flatten(0, 1)[batch.positions_N])
         heads = [teacher.head for teacher in self.models]
         projects, sizes = [head.project for head in heads], [head.vocabulary for head in heads]
-        return TeacherLogits(hidden, projects, sizes, config, temperature=temperature)
+        return TeacherLogits(hidden, projects, sizes, config, temperature, self.shares)
 
     def loss(self, tokens: TokenizedSet) -> float:
         """Mean negative log-likelihood of the supervised tokens of a set, each counted once, in nats."""

@@ -50,6 +50,30 @@ def test_labels_and_teacher_have_their_shares(alpha: float) -> None:
     torch.testing.assert_close(torch.autograd.grad(found, logits), torch.autograd.grad(wanted, logits))
 
 
+@pytest.mark.parametrize("shares", [None, (3.0, 1.0), "confidence"])
+def test_several_teachers_count_by_their_shares(shares: Any) -> None:
+    config = DistillConfig(teacher=TeacherConfig(id=("a", "b"), shares=shares))
+    hidden, heads = [_normal(N, D, seed=1), _normal(N, D, seed=2)], [_normal(D, V, seed=3), 3 * _normal(D, V, seed=4)]
+    numbers = shares if isinstance(shares, tuple) else ()
+    projects = [lambda states, head=head: states @ head for head in heads]
+    found = TeacherLogits(hidden, projects, [V, V], config, T, numbers).log_probs(hidden, vocabulary=V)
+    each = [(states @ head / T).softmax(-1) for states, head in zip(hidden, heads, strict=True)]
+    for position in range(N):
+        weights = list(numbers) or [1.0, 1.0]
+        if shares == "confidence":
+            weights = [float((p[position] * p[position].log()).sum().exp()) for p in each]
+        wanted = sum(w * p[position] for w, p in zip(weights, each, strict=True)) / sum(weights)
+        torch.testing.assert_close(found[position].exp(), wanted)
+
+
+def test_schedules_go_from_one_number_to_the_other() -> None:
+    linear, cosine = (DistillConfig(alpha=(0.9, 0.1), temperature=3.0, schedule=name) for name in ("linear", "cosine"))
+    assert [linear.alpha_at(done) for done in (0, 0.25, 1)] == pytest.approx([0.9, 0.7, 0.1])
+    assert [cosine.alpha_at(done) for done in (0, 0.5, 1)] == pytest.approx([0.9, 0.5, 0.1])
+    assert cosine.alpha_at(0.25) == pytest.approx(0.9 - 0.8 * (1 - 0.5**0.5) / 2)
+    assert linear.temperature_at(0.3) == cosine.temperature_at(0.3) == 3.0
+
+
 def _rows() -> MicroBatch:
     """Text of 64 tokens a row, four fifths of them supervised."""
     chance = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,21 @@ def test_models_of_their_own_are_the_mean_too(tmp_path: Path, batch: MicroBatch)
     each = [log_probs(model, batch) for model in models]
     assert not torch.allclose(*each, atol=1e-2)
     torch.testing.assert_close(said(teacher, batch), (sum(one.exp() for one in each) / 2).log())
+
+    # By how likely each finds held-out tokens: here those of the batch.
+    rows = np.split(batch.inputs["input_ids"].numpy(), len(batch.inputs["input_ids"]))
+    config = DistillConfig(teacher=TeacherConfig(id=("3", "4"), shares="held_out"))
+    losses = iter([0.5, 2.0])
+
+    class Told(teachers.LiveTeacher):
+        def loss(self, tokens: Any) -> float:
+            assert tokens is rows and len(self.models) == 1
+            return next(losses)
+
+    told = Told(teacher.models, teacher.backbone, shared=False).weighed(config, rows)  # type: ignore[arg-type]
+    first = 1 / (1 + math.exp(-1.5))
+    wanted = (first * each[0].exp() + (1 - first) * each[1].exp()).log()
+    torch.testing.assert_close(said(told, batch), wanted)
 
 
 def _bytes(*models: nn.Module) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
@@ -64,6 +65,9 @@ class TeacherConfig(Section):
     """Branch, tag or commit on the hub."""
     weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] | None = None
     """How its weights are stored; null: as those of `model`, but quantised where it was trained so."""
+    shares: Literal["held_out", "confidence"] | Annotated[tuple[PositiveFloat, ...], Field(min_length=2)] | None = None
+    """How much each of several models of tokens counts in their mean; null: alike. Numbers such as [3, 1], in the order
+    of `id`; held_out: by the likelihood of a held-out token; confidence: at each token, the less entropy the more."""
     out_of_fold: bool = False
     """With a cross-validation as teacher: label a training row by the adapters that did not train on it."""
     trust: MayExecute = False
@@ -304,6 +308,9 @@ class DistillConfig(Section):
     """Divides both models' logits; the divergence is multiplied by its square. Two numbers: from, to over the run."""
     alpha: Share | tuple[Share, Share] = 0.5
     """Share of the divergence in the loss; the labels have the rest. Two numbers: from, to over the run."""
+    schedule: Literal["linear", "cosine"] = "linear"
+    """How `temperature` and `alpha` go from their first number to their second: evenly, or by half a cosine, slowly at
+    both ends."""
     match: tuple[MatchConfig, ...] = ()
     """Hidden states and attention of the teacher that the student also learns; added to the loss."""
     cache: CacheConfig = CacheConfig()
@@ -319,6 +326,20 @@ class DistillConfig(Section):
     control: bool | Literal["auto"] = "auto"
     """Train the same student on labels alone, too, to tell what the teacher is worth; auto: where that takes less than
     a third of the run's time, by the sizes of the two models, and beside answers that are written."""
+
+    def alpha_at(self, progress: float) -> float:
+        """`alpha` at a share of the run between 0 and 1."""
+        return self._at(self.alpha, progress)
+
+    def temperature_at(self, progress: float) -> float:
+        """`temperature` at a share of the run between 0 and 1."""
+        return self._at(self.temperature, progress)
+
+    def _at(self, value: float | tuple[float, float], progress: float) -> float:
+        if not isinstance(value, tuple):
+            return value
+        done = (1 - math.cos(math.pi * progress)) / 2 if self.schedule == "cosine" else progress
+        return value[0] + (value[1] - value[0]) * done
 
     @property
     def across(self) -> bool:
@@ -348,6 +369,10 @@ class DistillConfig(Section):
             return f"temperature is for probabilities, and distill.loss={self.loss} compares numbers. Leave it out."
         if self.teacher.url is not None and (reason := self._served_misfit(task)):
             return reason
+        if self.schedule != "linear" and not any(isinstance(each, tuple) for each in (self.alpha, self.temperature)):
+            return f"schedule={self.schedule} is for two numbers: write distill.alpha='[0.9, 0.1]', or leave it out."
+        if self.teacher.shares is not None and not task.tokens:
+            return f"of={task.name} takes the plain mean of its teachers: leave distill.teacher.shares out."
         cached, has_teacher = self.cache.folder is not None, self.teacher.id is not None
         if self.peers is not None and has_teacher:
             return "peers teach each other: leave distill.teacher.id out, or distill.peers."
@@ -427,10 +452,3 @@ class DistillConfig(Section):
         if self.temperature != 1:
             return "teacher.url: a server tells probabilities at temperature 1. Leave distill.temperature out."
         return None
-
-
-def at(value: float | tuple[float, float], progress: float) -> float:
-    """A setting at a share of the run between 0 and 1."""
-    if isinstance(value, tuple):
-        return value[0] + (value[1] - value[0]) * progress
-    return value
