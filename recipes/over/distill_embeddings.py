@@ -20,7 +20,7 @@ from workbench.config import RunConfig
 from workbench.config.model_heads import HIDDEN
 from workbench.config.sections.distill_config import STUDENT, DistillConfig
 from workbench.data import mixture
-from workbench.data.batching import Examples, Indices, MicroBatch
+from workbench.data.batching import Examples, Indices, MicroBatch, evenly_spaced
 from workbench.data.embedding import pair_data, pair_records, pair_set
 from workbench.data.embedding.pair_records import GivenText
 from workbench.data.embedding.pair_set import PairSet, TextUnits
@@ -39,6 +39,7 @@ from workbench.models import backbones
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.embedder import Embedder, EmbeddingLoss, GivenForm, Term
 from workbench.recipes.over import distill_control
+from workbench.recipes.over.student_start import ROWS, StartScores
 from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.tasks.embed import embed_run
 from workbench.recipes.tasks.embed.embed_run import EmbedRun
@@ -49,6 +50,8 @@ from workbench.training.optim.schedules import total_steps
 from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]
+AMONG = 512
+"""Training rows among which `check` searches for others of a class."""
 
 
 def taught(config: RunConfig, base: RunConfig, source: TeacherSource, inspection: Any) -> Any:
@@ -245,6 +248,24 @@ def _supervise(
         return own._replace(train=mixture.mixed(train, student.config), whole=whole, settings=settings)
 
     return signal
+
+
+def start(config: RunConfig, base: RunConfig, source: TeacherSource, student: EmbedRun) -> StartScores:
+    """Scores of the student before training and of its teachers, on a few held-out rows that search a few others."""
+    data, teachers = student.data, embedding_teachers.find(source, config)
+    rows, gallery = (
+        each.subset(evenly_spaced(len(each), most)) for each, most in ((data.held_out, ROWS), (data.train, AMONG))
+    )
+    if rows.form == "labelled":
+        rows, gallery = rows.with_partners(epoch=0), gallery.with_partners(epoch=0)
+    backbone = student.backbone()
+    model = student.assemble(backbone.model.eval(), backbone)
+    own = retrieval_scores.score_embeddings(model, rows, gallery, batch=base.batch.size).scores
+    vectors = (torch.from_numpy(embedding_teachers.vectors(teachers, each, base)) for each in (rows, gallery))
+    theirs = _scores(base, rows, next(vectors), gallery, next(vectors))
+    name = next(each for each in ("ndcg@10", "spearman") if each in own)
+    among = f" among {len(gallery):,} training rows" if rows.form == "labelled" else ""
+    return StartScores(name, own[name], theirs[name], len(rows), among)
 
 
 def planned(

@@ -18,7 +18,7 @@ from torch import Tensor
 from workbench.config import RunConfig
 from workbench.config.sections.distill_config import STUDENT
 from workbench.data import mixture
-from workbench.data.batching import Indices, MicroBatch, steps_per_epoch
+from workbench.data.batching import Indices, MicroBatch, evenly_spaced, steps_per_epoch
 from workbench.data.embedding import rerank_candidates
 from workbench.data.embedding.rerank_candidates import CandidateSet, PairedTexts
 from workbench.data.held_out_split import Splits
@@ -33,6 +33,7 @@ from workbench.losses.divergences import log_probs, scaled
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.reranker import Reranker
 from workbench.recipes.over import distill_control
+from workbench.recipes.over.student_start import ROWS, StartScores
 from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.tasks.rerank import task as reranking
 from workbench.recipes.tasks.rerank.task import RerankRun
@@ -148,6 +149,21 @@ def _supervise(
         return TrainingSignal(mixture.mixed(taught, student.config), loss, settings=section.model_dump(mode="json"))
 
     return signal
+
+
+def start(config: RunConfig, base: RunConfig, source: TeacherSource, student: RerankRun) -> StartScores:
+    """Scores of the student before training and of its teacher, on a few held-out rows."""
+    held_out, teacher = student.data.held_out, ranking_teachers.find(source, config)
+    rows, backbone = held_out.subset(evenly_spaced(len(held_out), ROWS)), student.backbone()
+    model = student.assemble(backbone.model.eval(), backbone)
+    taught = teacher.load()
+    read = ranking_teachers.as_read(rows, teacher, taught, base.rerank)
+    own, theirs = (
+        retrieval_scores.score_reranker(each, of, candidates=base.rerank.candidates).scores
+        for each, of in ((model, rows), (taught, read))
+    )
+    name = next(each for each in ("ndcg@10", "spearman") if each in own)
+    return StartScores(name, own[name], theirs[name], len(rows))
 
 
 def planned(

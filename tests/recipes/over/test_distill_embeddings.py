@@ -127,6 +127,9 @@ def test_half_of_the_layers_by_importance(home: Path, teacher: Path) -> None:
     """The student starts with its teacher's weights, and similarities need no projection."""
     words = ["distill.student.layers=important-2", "distill.loss=relation", "embed.sizes=[8]", "adapter={method: full}"]
     run = trained(home, "half", *of(teacher, "model.id=teacher"), *words, "train.steps=2", "train.learning_rate=1e-4")
+    told = " ".join(check(load("embed/quickstart", words_of(home, *of(teacher, "model.id=teacher"), *words))).notes)
+    start = f"nDCG at 10 before training is {read_scores(run)['before']['ndcg@10']:.4g}, on "
+    assert start in told and f"the teacher's is {read_scores(run)['teacher']['ndcg@10']:.4g}." in told
     facts = json.loads((run / "manifest.json").read_text())
     assert facts["student"]["layers"] == [[0, 2]] and "kept" not in facts["distill"]
     assert json.loads((run / "adapter" / "config.json").read_text())["num_hidden_layers"] == 2
