@@ -94,6 +94,7 @@ def test_drafts_are_counted_as_written_down_and_change_nothing(pair: tuple[Path,
     assert "## Drafts" in card._drafts(found)[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_model_accepts_its_own_drafts(save_run: SaveRun) -> None:
     run = save_run()
