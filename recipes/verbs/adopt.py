@@ -97,6 +97,7 @@ def adopt(
             f"{folder}: its backbone, {base}, is not to be had: {error} Name a copy of it: workbench adopt {folder} "
             "--model FOLDER"
         ) from None
+    config = backbones.with_arriving_weights(config)
     tokenizer = _tokenizer(folder, config.model)
     template = row_encoder(config, hub, tokenizer)
     backbone = backbones.load(config.model, None, task=TEXT)

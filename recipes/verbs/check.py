@@ -64,7 +64,7 @@ def check(recipe: Recipe, overrides: Sequence[str] = ()) -> AnyInspection:
         >>> [text for text, carries_loss in pieces if carries_loss]
         ['a man carrying a large goose under his arm<|endoftext|>']
     """
-    config = streamed_rows.local(load(recipe, overrides))
+    config = backbones.with_arriving_weights(streamed_rows.local(load(recipe, overrides)))
     start_checks.require(config, Ranks(0, config.distributed.together))
     return _inspected(config)
 

@@ -13,7 +13,7 @@ from workbench import adapters
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
-from workbench.models import backbones, exported
+from workbench.models import backbones, exported, weight_formats
 from workbench.models.backbones import DTYPES, QUANTISED
 from workbench.recipes.task import OutputError, RunOutputs, implementation
 from workbench.runs import files, run_directory
@@ -146,7 +146,11 @@ def base_model(run: Path, config: RunConfig, reference: RunOutputs, *, weights: 
     section = config.model.model_copy(update={"weights": weights, "compute": "float32"})
     plain = config.model_copy(update={"model": section})
     backbone = exported.load_backbone(plain, run / "adapter", reference.tokenizer, task=reference.task).model
-    return backbone.dequantize(torch.float32) if weights in QUANTISED else backbone
+    if weights not in QUANTISED:
+        return backbone
+    dense: PreTrainedModel = backbone.dequantize(torch.float32)
+    weight_formats.compute_as_stored(dense, torch.float32)
+    return dense
 
 
 def added(config: RunConfig, weights: str) -> str:

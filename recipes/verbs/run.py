@@ -52,6 +52,7 @@ def run(
     resume = ranks.any(resume or (restarted() and run_directory.began_since(out, launched())))
     require_same(ranks, hashlib.sha256(f"{resume} {out} {config.model_dump_json()}".encode()).hexdigest())
     determinism.prepare(config)
+    config = backbones.with_arriving_weights(config)
     asked = config.data
     config = streamed_rows.local(config, ranks, callback.say)
     chosen = layout.decided(config, ranks, begun=out if resume else None)

@@ -24,14 +24,15 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from workbench.adapters import anatomy, stock
+from workbench.adapters import Full, anatomy, stock
 from workbench.adapters.weights import semi_structured
-from workbench.config import ModelConfig
+from workbench.config import ModelConfig, RunConfig
 from workbench.config.checks import method_checks
 from workbench.config.model_heads import TEXT, ModelHead
+from workbench.config.sections.distill_config import TEACHER
 from workbench.data import starter
 from workbench.errors import BackboneError, WorkbenchError, out_of_memory
-from workbench.models import attention_backend, pictures, weight_formats
+from workbench.models import arriving_weights, attention_backend, pictures, weight_formats
 from workbench.models.backbone_source import UNREACHABLE, require_whole, source_arguments, source_path
 from workbench.runs import provenance
 
@@ -151,7 +152,7 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
     Examples:
         >>> import workbench
-        >>> from workbench.config import ModelConfig
+        >>> from workbench.config import ModelConfig, RunConfig
         >>> tokenizer = workbench.load_tokenizer(ModelConfig(id="starter", new_tokens=("<|tool|>",)))
         >>> tokenizer.decode(tokenizer("<|tool|>").input_ids)
         '<|tool|>'
@@ -221,7 +222,7 @@ def skeleton(config: ModelConfig, *, task: ModelHead = TEXT, trainable: bool = F
     weights, compute, _ = _precision(config, hub, target, trainable=trainable)
     with loading_errors(config, "config", "config.json"), torch.device("meta"):
         model: PreTrainedModel = auto.from_config(
-            hub,
+            arriving_weights.plain(hub),
             attn_implementation=_attention(config, compute, target),
             trust_remote_code=config.trust_remote_code,
         )
@@ -233,6 +234,25 @@ def skeleton(config: ModelConfig, *, task: ModelHead = TEXT, trainable: bool = F
     return model
 
 
+def with_arriving_weights(config: RunConfig) -> RunConfig:
+    """A configuration that says in which format weights are stored, where these arrive quantised.
+
+    Raises:
+        BackboneError: Its method cannot train over them.
+    """
+    model = config.model
+    if model.id == TEACHER or arriving_weights.of(hub_config(model), model) is None:
+        return config
+    method, facts = config.adapter.method, config.adapter.facts
+    weights = _precision(model, hub_config(model), device(), trainable=isinstance(config.adapter, Full))[0]
+    if weights not in facts.weights:
+        raise BackboneError(
+            f"model.id={model.id}: its weights arrive in {weights}, over which adapter.method={method} does not work: "
+            f"{facts.why_weights}. Write adapter.method=lora, or take the repository that it was made from."
+        )
+    return config.model_copy(update={"model": model.model_copy(update={"weights": weights})})
+
+
 def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, trainable: bool = False) -> Backbone:
     """The backbone as `load` returns it, from its config.json alone: on the meta device, without values.
 
@@ -242,7 +262,7 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, t
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
     with loading_errors(config, "config", "config.json"), torch.device("meta"):
         model: PreTrainedModel = auto.from_config(
-            hub,
+            arriving_weights.plain(hub),
             dtype=stored,
             attn_implementation=_attention(config, compute, device()),
             trust_remote_code=config.trust_remote_code,
@@ -258,7 +278,10 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, t
         semi_structured.mark(model)
         notes.append(semi_structured.sentence(model))
     if weights in QUANTISED:
-        weight_formats.replace(model, weights, compute)
+        wanted = weight_formats.quantisation_settings(weights, compute, model)
+        if (arrival := arriving_weights.of(hub, config)) is not None:
+            arrival.describe(wanted, model)
+        weight_formats.replace(model, wanted)
     notes += anatomy.about_towers(model)
     return Backbone(_prepared(model, anatomy.fresh_heads(model), stored, compute), weights, compute, 0, notes)
 
@@ -291,7 +314,7 @@ def load(
 
     Examples:
         >>> import torch, workbench
-        >>> from workbench.config import ModelConfig
+        >>> from workbench.config import ModelConfig, RunConfig
         >>> section = ModelConfig(id="starter", weights="float32")
         >>> tokenizer = workbench.load_tokenizer(section)
         >>> backbone = workbench.load_backbone(section, tokenizer)
@@ -300,8 +323,15 @@ def load(
     """
     gc.collect()  # an earlier model may be in reference cycles
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
-    packed = weights in QUANTISED and not waiting
-    quantised = weight_formats.quantisation_settings(weights, compute, skeleton(config, task=task)) if packed else None
+    arrival = arriving_weights.of(hub, config)
+    if waiting and arrival is not None and arrival.packed:
+        raise BackboneError(
+            f"model.id={config.id}: its weights arrive packed in {weights}, and devices that share weights pack them "
+            "themselves. Write distributed.zero=1, or take the repository that it was made from."
+        )
+    quantised = None if arrival is None else arrival.reading(hub, compute)
+    if weights in QUANTISED and not waiting and arrival is None:
+        quantised = weight_formats.quantisation_settings(weights, compute, skeleton(config, task=task))
     with loading_errors(config, "weights", "*.safetensors"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
         loaded: Any = auto.from_pretrained(
@@ -317,6 +347,8 @@ def load(
             **source_arguments(config),
         )
     model: PreTrainedModel = loaded[0]
+    if arrival is not None:
+        arrival.settle(model, stored)
     if not config.dropout:
         stock.without_dropout(model)
     fresh = anatomy.fresh_heads(model)
@@ -435,11 +467,8 @@ def stored_weights(config: ModelConfig) -> str:
 def _precision(
     config: ModelConfig, hub: Any, target: torch.device, *, trainable: bool
 ) -> tuple[str, torch.dtype, list[str]]:
-    if getattr(hub, "quantization_config", None) is not None:
-        raise BackboneError(
-            f"model.id={config.id}: its weights are quantised already. Take the repository that it was made from: "
-            "model.weights=nf4 quantises while loading."
-        )
+    if (arrival := arriving_weights.of(hub, config)) is not None:
+        config = config.model_copy(update={"weights": arrival.weights(config, trainable=trainable)})
     if reason := method_checks.packed(config):
         raise BackboneError(reason)
     native = has_bfloat16_units(target)

@@ -103,6 +103,16 @@ def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
             buffer.data = buffer.data.to(dtype)
 
 
+def compute_as_stored(model: nn.Module, dtype: torch.dtype) -> None:
+    """Undo `compute_in`, with all parameters in `dtype`: what is converted later computes in its own precision."""
+    plain = {stored: kind for kind, stored in _STORED.items()}
+    for module in model.modules():
+        module.__class__ = plain.get(type(module), type(module))
+        for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, _Convert)]:
+            del module._forward_hooks[key]
+    nn.Module.to(model, dtype)
+
+
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of all parameters as stored, quantisation constants included; shared tensors count once."""
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in held(model)}.values())
@@ -161,13 +171,13 @@ def quantisation_settings(weights: str, compute: torch.dtype, skeleton: PreTrain
     )
 
 
-def replace(blueprint: PreTrainedModel, weights: str, compute: torch.dtype) -> None:
-    """Replace layers by bitsandbytes' unpacked ones on the meta device, where `quantisation_settings` quantises."""
-    wanted = quantisation_settings(weights, compute, blueprint)
+def replace(blueprint: PreTrainedModel, wanted: BitsAndBytesConfig) -> None:
+    """Replace layers by bitsandbytes' unpacked ones on the meta device, as `quantisation_settings` says."""
     replace_with_bnb_linear(blueprint, wanted.llm_int8_skip_modules, wanted)
     for module in blueprint.modules():
         if isinstance(module, (nn.Linear, Conv1D)):
             module.requires_grad_(False)
+            module.compress_statistics = wanted.bnb_4bit_use_double_quant
 
 
 def put_off(model: PreTrainedModel, weights: str, compute: torch.dtype) -> None:

@@ -262,7 +262,7 @@ def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:
         if isinstance(module, modules.Linear4bit):
             shape, device = (module.out_features, module.in_features), module.weight.device
             whole = torch.zeros(*shape, dtype=compute, device=device)
-            packed, state = quantize_4bit(whole, compress_statistics=True, quant_type=weights)
+            packed, state = quantize_4bit(whole, compress_statistics=_twice(module), quant_type=weights)
             if isinstance(packed, FakeTensor):
                 module.weight = Params4bit.of(packed, state)
             else:
@@ -278,6 +278,11 @@ def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:
                 module.weight = modules.Int8Params(
                     packed, requires_grad=False, has_fp16_weights=False, CB=packed, SCB=scales
                 )
+
+
+def _twice(layer: Any) -> bool:
+    """Whether a 4-bit layer's scales are quantised, too; a blueprint says so where they arrive otherwise."""
+    return bool(getattr(layer, "compress_statistics", True))
 
 
 def packed_bytes(model: nn.Module, weights: str) -> int:

@@ -214,7 +214,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
 
 
 def _planned(config: RunConfig, *, target: PlanTarget) -> Plan:
-    config = streamed_rows.local(config)
+    config = backbones.with_arriving_weights(streamed_rows.local(config))
     make = partial(_of_device, target=target)
     if config.distributed.pipeline > 1:
         return plan_stages.fullest(config, make, devices=target.devices)

@@ -1,0 +1,122 @@
+"""Backbones that arrive quantised: by `quant_method` of their config.json, how they are read and what they are here.
+
+bitsandbytes' stay packed: what this package packs itself while loading. FP8 and MXFP4 are dequantised while they are
+read, which is exact: an FP8 number times its block's scale. Over others nothing trains here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import BitsAndBytesConfig, FineGrainedFP8Config, PretrainedConfig, PreTrainedModel
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import Mxfp4Config
+
+from workbench.config import ModelConfig
+from workbench.errors import BackboneError
+from workbench.models.weight_formats import FORMATS
+
+
+@dataclass(frozen=True)
+class Dequantised:
+    """A format that is dequantised while it is read."""
+
+    name: str
+    settings: Callable[[], Any]
+    """Tells transformers so."""
+
+
+DEQUANTISED = {
+    "fp8": Dequantised("FP8", lambda: FineGrainedFP8Config(dequantize=True)),
+    "mxfp4": Dequantised("MXFP4", lambda: Mxfp4Config(dequantize=True)),
+}
+"""By `quant_method`."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """How the weights of one repository arrive."""
+
+    method: str
+    packed: str | None
+    """The format that they keep: int8, nf4 or fp4; None: they are dequantised."""
+    settings: Mapping[str, Any]
+    """Section quantization_config of config.json."""
+
+    def weights(self, config: ModelConfig, *, trainable: bool) -> str:
+        """`model.weights` for these; raises BackboneError where something else is asked of them."""
+        asked, told = config.weights, f"model.id={config.id}: its weights arrive"
+        if self.packed is None:
+            if asked in FORMATS:
+                raise BackboneError(
+                    f"{told} in {DEQUANTISED[self.method].name} and are dequantised while they are read; nothing packs "
+                    "them again. Write model.weights=bfloat16, or take the repository that it was made from."
+                )
+            return asked
+        if trainable:
+            raise BackboneError(
+                f"{told} packed in {self.packed}, and have no gradient: adapter.method=full trains them. Take the "
+                "repository that it was made from, or write adapter.method=lora."
+            )
+        if asked not in ("auto", self.packed):
+            raise BackboneError(
+                f"{told} packed in {self.packed}, and model.weights={asked} is another format. "
+                "Write model.weights=auto, or take the repository that it was made from."
+            )
+        return self.packed
+
+    def reading(self, hub: PretrainedConfig, compute: torch.dtype) -> Any:
+        """What transformers is told of the format, besides `hub`, which is set to compute in this precision."""
+        if self.packed is None:
+            return DEQUANTISED[self.method].settings()
+        own = {"bnb_4bit_compute_dtype": str(compute).removeprefix("torch.")}
+        hub.quantization_config = {**self.settings, **own}
+        return None
+
+    def settle(self, model: PreTrainedModel, stored: torch.dtype) -> None:
+        """Let a model that was read be saved as a plain one, and be all of the precision `stored` if dequantised."""
+        vars(model).pop("_weight_conversions", None)  # by which transformers would quantise again what it saves
+        if self.packed is None and stored == torch.float32:
+            model.float()  # transformers leaves what was not quantised in the precision of the files
+
+    def describe(self, wanted: BitsAndBytesConfig, model: PreTrainedModel) -> None:
+        """Say in the settings by which a model without weights is packed how these are."""
+        skipped, kept = self.settings.get("llm_int8_skip_modules"), list(model._keep_in_fp32_modules or ())
+        wanted.llm_int8_skip_modules = list(HfQuantizer.get_modules_to_not_convert(model, skipped, kept))
+        wanted.bnb_4bit_use_double_quant = bool(self.settings.get("bnb_4bit_use_double_quant"))
+
+
+def of(hub: PretrainedConfig, config: ModelConfig) -> Arrival | None:
+    """How the weights of a repository arrive; None where they are plain numbers.
+
+    Raises:
+        BackboneError: In a format over which nothing trains here.
+    """
+    settings = getattr(hub, "quantization_config", None)
+    if settings is None:
+        return None
+    values: dict[str, Any] = dict(settings) if isinstance(settings, Mapping) else settings.to_dict()
+    method = str(values.get("quant_method") or "bitsandbytes").removesuffix("_4bit").removesuffix("_8bit")
+    if method in DEQUANTISED:
+        return Arrival(method, None, values)
+    if method == "bitsandbytes":
+        four = values.get("load_in_4bit") or values.get("_load_in_4bit")
+        return Arrival(method, str(values.get("bnb_4bit_quant_type", "fp4")) if four else "int8", values)
+    raise BackboneError(
+        f"model.id={config.id}: its weights are quantised already, by {method}, over which nothing trains here (only "
+        f"over bitsandbytes, {', '.join(each.name for each in DEQUANTISED.values())}). Take the repository that it was "
+        "made from: model.weights=nf4 quantises while loading."
+    )
+
+
+def plain(hub: PretrainedConfig) -> PretrainedConfig:
+    """The architecture alone, of which a model without weights is built."""
+    if getattr(hub, "quantization_config", None) is None:
+        return hub
+    hub = copy(hub)
+    del hub.quantization_config
+    return hub
