@@ -111,6 +111,8 @@ def require_teachable(
 ) -> None:
     """Refuse what would compare nonsense, before a weight is read."""
     section, hub, task = config.distill, backbones.hub_config(base.model), model_heads.of(base)
+    if not section.asks_teacher and section.peers is None:
+        return
     cached = section.cache.folder is not None and not teacher_cache.missing(section.cache.folder)
     if source is not None:
         teacher_sources.require_comparable(section, source, base, tokenizer, template, data.train)

@@ -13,7 +13,7 @@ from workbench.config.expansions import distill_expansion
 from workbench.config.sections.distill_config import STUDENT, Distance
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
-from workbench.distillation import students, teacher_cache
+from workbench.distillation import distillkit, students, teacher_cache
 from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.recipes.load import Recipe, load
@@ -41,12 +41,21 @@ def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
     return replace(inspection, notes=[_sentence(config), *start, *inspection.notes])
 
 
-def distill_cache(recipe: Recipe, overrides: Sequence[str] = (), *, callback: Callback = SILENT) -> dict[str, Any]:
+def distill_cache(
+    recipe: Recipe,
+    overrides: Sequence[str] = (),
+    *,
+    read: Path | str | None = None,
+    write: Path | str | None = None,
+    callback: Callback = SILENT,
+) -> dict[str, Any]:
     """Compute a teacher's outputs for all training rows, once; they are stored in distill.cache.folder.
 
     Args:
         recipe: A configuration, a YAML file, or the name of a shipped recipe of distill.
         overrides: `key=value` words on top of a file or name.
+        read: A folder of DistillKit's logits, which stand in place of a teacher.
+        write: A new folder for the cache as DistillKit reads it.
         callback: Shows progress.
 
     Returns:
@@ -71,6 +80,15 @@ def distill_cache(recipe: Recipe, overrides: Sequence[str] = (), *, callback: Ca
     if section.cache.folder is None:
         raise ConfigError("distill.cache.folder: where to? Write distill.cache.folder=FOLDER.")
     config = streamed_rows.local(config, say=callback.say)
+    if (read or write) and (section.cache.sampled or section.across or section.temperature != 1 or section.cache.gap):
+        raise ConfigError(
+            "distill-cache: DistillKit keeps the likeliest tokens of the student's vocabulary at temperature 1. Leave "
+            "distill.cache.sampled and gap, distill.temperature and loss out."
+        )
+    if read is not None and section.teacher.id is not None:
+        raise ConfigError("distill-cache --read: the folder says who taught. Write distill.teacher.id=null.")
+    if write is not None and Path(write).exists():
+        raise ConfigError(f"--write {write} exists already. Name another folder, or delete it first.")
     source = distill.find_teacher(config)
     with TemporaryDirectory() as aside:
         base = distill_expansion.student_config(config, Path(aside))
@@ -78,11 +96,17 @@ def distill_cache(recipe: Recipe, overrides: Sequence[str] = (), *, callback: Ca
         tokenizer = backbones.tokenizer(base.model)
         template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
         data = tokenized.load(base.data, tokenizer, template, seed=base.seed)
+        if read is not None:
+            distillkit.read(Path(read), data.train, section, tokenizer, callback)
         distill.require_teachable(config, base, source, tokenizer, template, data)
         if teacher_cache.missing(section.cache.folder) and not section.cache.sampled and section.teacher.url is None:
             # Its weights, by whose start it is told what the cache loses.
             students.make(config, source, Path(aside) / STUDENT, weights=True, rows=data.train, callback=callback)
-        return distill.cache(config, base, source, None, data, tokenizer, callback).facts
+        facts = distill.cache(config, base, source, None, data, tokenizer, callback).facts
+        if write is not None:
+            wanted = teacher_cache.identity(section, source, tokenizer)
+            distillkit.write(Path(write), section.cache.folder, data.train, wanted)
+        return facts
 
 
 def distill_student(

@@ -237,14 +237,19 @@ def plan(
 
 
 @app.command(name="distill-cache")
-def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
+def distill_cache(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    read: Annotated[Path | None, typer.Option(help="A folder of DistillKit's logits, in place of a teacher.")] = None,
+    write: Annotated[Path | None, typer.Option(help="A new folder for the same as DistillKit reads it.")] = None,
+) -> None:
     """Compute a teacher's outputs for all training rows, once. They are stored in distill.cache.folder."""
     config = _loaded(recipe, overrides)
     from workbench.cli.console import Terminal
     from workbench.recipes.over import distill_verbs
 
     with Terminal() as terminal:
-        facts = distill_verbs.distill_cache(config, callback=terminal)
+        facts = distill_verbs.distill_cache(config, read=read, write=write, callback=terminal)
     for name, value in facts.items():
         typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
 
