@@ -122,7 +122,8 @@ class Bench:
         costs = {}
         for arm in self.pair.arms:
             student(arm, [*ARMS[arm], "distill.control=false"], self.pair.steps)
-            costs[arm] = self.cost(arm)
+            if (cost := self.cost(arm)) is not None:
+                costs[arm] = cost
         for ratio in sorted({_nearest(cost) for cost in costs.values()} - {1.0}):
             steps = round(ratio * self.pair.steps)
             student(_longer(ratio), ["distill.alpha=0", "distill.control=false"], steps)
@@ -133,9 +134,11 @@ class Bench:
         for each in self.folder.glob(f"seed-{seed}/*/"):
             shutil.rmtree(each, ignore_errors=True)
 
-    def cost(self, arm: str) -> float:
-        """Times what labels alone cost, in the first seed."""
+    def cost(self, arm: str) -> float | None:
+        """Times what labels alone cost, in the first seed; None of an arm that was refused."""
         known = {cell["arm"]: cell for cell in _cells(self.cells) if cell["pair"] == self.name and not cell["seed"]}
+        if "ends_s" not in known[arm]:
+            return None
         own, labels = (np.array(known[name]["ends_s"]) for name in (arm, LABELS))
         before = labels[0] - (labels[-1] - labels[0]) / (len(labels) - 1)
         return float((own[-1] - before) / (labels[-1] - before))

@@ -134,6 +134,10 @@ _BRINGING = (
 )  # operations that hand over what was just made outside of them, such as by torch.tensor(...)
 
 
+_MAPPED = (torch.ops.aten.from_file.default,)
+"""Operations whose values stand in a file, from where they are read when they are wanted."""
+
+
 class LiveBytes(DispatchMode):
     """Inside of it, bytes of the storages that torch's operations make on a kind of device, until each is freed.
 
@@ -161,7 +165,8 @@ class LiveBytes(DispatchMode):
             before = () if func in _BRINGING else _storages((*args, *kwargs.values()), self._device, [])
             given = {storage._cdata for storage in before}
             for storage in new:
-                self._see(storage, 0 if storage._cdata in given else storage.nbytes())
+                there = func in _MAPPED or storage._cdata in given
+                self._see(storage, 0 if there else storage.nbytes())
         return result
 
     def _see(self, storage: torch.UntypedStorage, size: int) -> None:

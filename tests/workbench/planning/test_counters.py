@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -295,3 +296,12 @@ def test_a_peak_is_looked_for_from_a_moment_on() -> None:
         small = torch.zeros(10)
         assert ledger.peak == 440 and ledger.at_peak == {"activations": 440}
     del kept, small
+
+
+def test_values_that_stand_in_a_file_take_no_memory(tmp_path: Path) -> None:
+    """As of masters that a policy of freezing moved there, until they train again."""
+    with MemoryLedger() as ledger:
+        mapped = torch.from_file(str(tmp_path / "values"), shared=True, size=1000, dtype=torch.float32)
+        view = mapped.view(10, 100).copy_(torch.ones(10, 100))
+        assert ledger.now == 0 and ledger.peak == 4000
+        assert view.to("cpu", copy=True).nbytes == 4000
