@@ -266,7 +266,7 @@ FOUND = {
         "distill.teacher.id=backbone model.id=teacher",
     ),
     # What teacher and student read.
-    "vocabularies": Case("distill.teacher.id=starter", "Write distill.loss=universal", "distill.teacher.id=starter"),
+    "vocabularies": Case("distill.teacher.id=starter", "Write distill.loss=gold", "distill.teacher.id=starter"),
     "chat templates": Case(
         "distill.teacher.id=chat: its chat template writes rows otherwise",
         "model.chat_template=chat/adapter/chat_template.jinja",

@@ -101,7 +101,7 @@ class ServedTeacher:
                 f"distill.teacher.url={self.url}: {self.model} cuts a text of {len(text)} characters into "
                 f"{len(served_ids)} tokens, {served_ids[:8]} ..., and the student's tokenizer into "
                 f"{len(own_ids)}, {own_ids[:8]} ... Name a teacher with the student's tokenizer, or load "
-                "one here with distill.loss=universal."
+                "one here with distill.loss=gold."
             )
         if train.chat and isinstance(template, ChatEncoder):
             self._require_same_rendering(data, template)

@@ -270,7 +270,7 @@ def require_comparable(
     mine, theirs = ({number: token for token, number in each.get_vocab().items()} for each in (tokenizer, own))
     sizes = f"the student's tokenizer has {len(tokenizer)} tokens, the teacher's {len(own)}"
     cure = (
-        "Write distill.loss=universal, which compares models of different vocabularies, or name a teacher with the "
+        "Write distill.loss=gold, which compares models of different vocabularies, or name a teacher with the "
         "student's tokenizer."
     ) + (" Or leave model.new_tokens out." if student.model.new_tokens else "")
     different = next((number for number in sorted(mine) if theirs.get(number, mine[number]) != mine[number]), None)

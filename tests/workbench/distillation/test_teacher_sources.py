@@ -284,7 +284,7 @@ def test_tokens_that_the_teacher_does_not_know_are_shown(questions: Path, tmp_pa
         Student(config, CHAT_TEMPLATE).compare(_teacher(tmp_path / "teacher"))
     assert str(told.value) == (
         "distill.teacher.id=teacher: the student's tokenizer has 514 tokens, the teacher's 512, and it does not know "
-        "'<|start|>' (token 512), which questions.jsonl, row 1 holds. Write distill.loss=universal, which compares "
+        "'<|start|>' (token 512), which questions.jsonl, row 1 holds. Write distill.loss=gold, which compares "
         "models of different vocabularies, or name a teacher with the student's tokenizer. Or leave model.new_tokens "
         "out."
     )
@@ -298,7 +298,7 @@ def test_other_tokens_under_the_same_numbers_are_shown(plain: RunConfig, tmp_pat
     with pytest.raises(ConfigError, match=r"has 512 tokens, the teacher's 512, and token 400 is '(.+)' to the one and"):
         Student(plain).compare(swapped)
     other = TeacherSource("starter", ModelConfig(id="starter"))
-    with pytest.raises(ConfigError, match=r"token \d+ is .* Write distill\.loss=universal"):
+    with pytest.raises(ConfigError, match=r"token \d+ is .* Write distill\.loss=gold"):
         Student(plain).compare(other)
     for teacher in (swapped, other):
         Student(plain).compare(teacher, loss="universal")
