@@ -371,3 +371,18 @@ def _head(name: str, folder: Path) -> Path:
     lines = (starter.FOLDER / name).read_text().splitlines()
     (folder / name).write_text("\n".join(lines[:8]) + "\n")
     return folder / name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_plan_knows_a_teacher_of_another_vocabulary(
+    short_stories: str, rows: Path, tmp_path: Path, cached: bool
+) -> None:
+    distill: dict[str, Any] = {"teacher": {"id": "starter"}, "loss": "gold"}
+    if cached:
+        distill["cache"] = {"folder": str(tmp_path / "none")}
+    taught, alone = (
+        sum(workbench.plan(_config(short_stories, rows, distill=each)).plan.at_peak.values())
+        for each in (distill, {"teacher": {"id": "starter"}, "alpha": 0.0})
+    )
+    assert taught > alone > 0
