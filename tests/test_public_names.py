@@ -27,7 +27,7 @@ LAUNCHED = {"devices"}
 VERBS = {
     **{name: name for name in ("check", "features", "plan", "predict", "generate", "sample")},
     **{name: name for name in ("distill_cache", "distill_student")},
-    **{name: name for name in ("adopt", "merge", "export", "combine", "blend", "compare", "doctor")},
+    **{name: name for name in ("adopt", "merge", "export", "combine", "blend", "compare", "doctor", "family")},
     "run": "run run_each",
     "data": "data_report",
     "lr": "find_learning_rate",

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from workbench.recipes.verbs.drafting import drafts
     from workbench.recipes.verbs.evaluate import evaluate
     from workbench.recipes.verbs.export import export
+    from workbench.recipes.verbs.family import family
     from workbench.recipes.verbs.features import features
     from workbench.recipes.verbs.generate import generate, load_run, predict
     from workbench.recipes.verbs.merge import merge
@@ -77,6 +78,7 @@ __all__ = [
     "encode_rows",
     "evaluate",
     "export",
+    "family",
     "features",
     "find_learning_rate",
     "fit",
@@ -121,6 +123,7 @@ _PLACES = {
     "encode_rows": "data.text.tokenized:encode",
     "evaluate": "recipes.verbs.evaluate:evaluate",
     "export": "recipes.verbs.export:export",
+    "family": "recipes.verbs.family:family",
     "features": "recipes.verbs.features:features",
     "find_learning_rate": "recipes.verbs.rate_finder:find_learning_rate",
     "fit": "recipes.own_training:fit",

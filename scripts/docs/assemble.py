@@ -77,7 +77,7 @@ PYTHON = {
         *("run", "run_each", "check", "plan", "data_report", "features", "find_learning_rate", "load_recipe"),
         *("distill_cache", "distill_student"),
         *("evaluate", "win_rate", "benchmark", "predict", "generate", "sample", "load_run"),
-        *("merge", "export", "combine", "blend", "compare", "adopt", "doctor"),
+        *("merge", "export", "combine", "blend", "compare", "adopt", "doctor", "family"),
     ),
     "Trainings": (
         "The training of a run, with a loss, rows or a backbone of a script.",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from workbench.recipes.verbs.combine import Combined
     from workbench.recipes.verbs.data_report import DataReport
     from workbench.recipes.verbs.export import Exported
+    from workbench.recipes.verbs.family import FamilyFindings
     from workbench.recipes.verbs.merge import Merged
     from workbench.recipes.verbs.plans.longest_rows import LongestRow
     from workbench.recipes.verbs.rate_finder import Tried
@@ -645,3 +646,14 @@ def translation(translation: Translation, out: Path) -> None:
         for line in lines:
             typer.echo(textwrap.fill(line, 100, initial_indent="  - ", subsequent_indent="    "))
     typer.echo(f"{out} written. Next: workbench check {out}")
+
+
+def family(found: FamilyFindings) -> None:
+    """Print what works with an architecture: a sign and a sentence each."""
+    from workbench.recipes.verbs.family import SIGNS
+
+    typer.echo(f"{found.family}, tried on a random model of {found.parameters:,} parameters.")
+    for each in found.findings:
+        first = f"  {SIGNS[each.outcome]} {each.subject:13} "
+        typer.echo(textwrap.fill(each.sentence, _width(), initial_indent=first, subsequent_indent=" " * len(first)))
+    typer.echo("+ works, - is refused, ! failed, . has none.")

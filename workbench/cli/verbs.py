@@ -8,8 +8,10 @@ import secrets
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cache, partial
 from importlib.util import find_spec
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -798,6 +800,23 @@ def doctor() -> None:
             typer.echo(f"{'':22}{finding.cure}")
     if faults := sum(finding.is_fault for finding in findings):
         raise ConfigError(f"{faults} of these make runs fail: each says what to do.")
+
+
+@app.command()
+def family(
+    model: Annotated[str, typer.Argument(help="A folder with a config.json, or the id of a model on the hub.")],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Try what works with a backbone's architecture. LoRA, nf4, packing, bank, exports, on a tiny random model."""
+    with importing():
+        from workbench.cli import render
+        from workbench.recipes.verbs.family import family as try_out
+
+    found = try_out(model)
+    if json:
+        typer.echo(dumps(asdict(found)))
+    else:
+        render.family(found)
 
 
 @app.command()
