@@ -355,7 +355,7 @@ CLASSES, EMBED, TAG, TEXT, PICTURES = (
 _EWT = partial(_tags, lambda _: [_shipped_file(f"ewt_{part}.conll") for part in ("train", "held_out")])
 _WNUT = partial(_tags, lambda given: [given.wnut17 / name for name in ("wnut17train.conll", "emerging.dev.conll")])
 _BANKING = partial(_shipped, "banking77_{}.csv")
-_DRAWN = ("batch.size=16", "image.augment=null")
+_DRAWN = ("batch.size=16",)
 PAIRS = {
     "classes, starter, BANKING77": Pair(
         CLASSES, "accuracy", partial(_BANKING, (800, 300)), "label", steps=80, arms=("soft", "hidden")
