@@ -126,7 +126,7 @@ def require_useful(
         if (
             not worse
             and teacher.get(f"{score}_low", 1) <= start[score]
-            and teacher.get("loss", 0) > start.get("loss", 0)
+            and teacher.get("loss", 0) > 1.001 * start.get("loss", 0)
         ):
             worse, told = True, [score, "loss"]  # right as often as chance has it, and surer than guessing is
     if worse and config.distill.control is not True:
