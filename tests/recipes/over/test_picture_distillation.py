@@ -232,7 +232,8 @@ def test_a_teacher_sees_pictures_in_its_own_colours(train: Callable[..., Path], 
     first = {}
     for name in ("ViT", "other"):
         for match in ("", "distill.match=[{what: hidden_mse, layers: {0: 0}}]"):
-            words = ["distill.alpha=0", "train.epochs=1", "distill.teacher.weights=float32", *filter(None, [match])]
+            words = ["distill.alpha=0", "distill.control=true", "train.epochs=1", *filter(None, [match])]
+            words.append("distill.teacher.weights=float32")
             run = train(f"colours-{name}-{bool(match)}", "distill", *words, teacher=home / name)
             first[name, bool(match)] = read_losses(run)[0]
     assert first["ViT", True] == pytest.approx(first["ViT", False], abs=1e-6)
