@@ -54,7 +54,9 @@ def page(found: Mapping[str, FamilyFindings]) -> str:
         lines.append(f"| {name} | {' | '.join(signs.get(subject, '?') for subject in SUBJECTS)} |")
         for finding in each.findings:
             if finding.outcome in ("refused", "failed"):
-                sentence = " ".join(finding.sentence.replace(each.family, "FAMILY").split())
+                sentence = " ".join(
+                    finding.sentence.replace(each.family, "FAMILY").replace("](", "] (").split()
+                )  # no link
                 reasons[finding.subject][sentence].append(name)
     lines += ["", "## Why not", ""]
     lines += [

@@ -106,6 +106,10 @@ SCORES = ("accuracy", "exact_match", "ndcg@10", "spearman")
 """Those that tell whether a teacher knows anything, where a task has them."""
 
 
+SURELY = 1.05
+"""Factor by which a loss is more than that of guessing by no chance of few rows."""
+
+
 def require_useful(
     config: RunConfig, name: str, teacher: Mapping[str, float], start: Mapping[str, float], *, than: str = "guessing"
 ) -> None:
@@ -126,7 +130,7 @@ def require_useful(
         if (
             not worse
             and teacher.get(f"{score}_low", 1) <= start[score]
-            and teacher.get("loss", 0) > 1.001 * start.get("loss", 0)
+            and teacher.get("loss", 0) > SURELY * start.get("loss", 0)
         ):
             worse, told = True, [score, "loss"]  # right as often as chance has it, and surer than guessing is
     if worse and config.distill.control is not True:

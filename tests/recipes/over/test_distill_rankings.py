@@ -168,7 +168,11 @@ def test_a_merged_teacher_says_the_same_and_rows_may_have_scores(home: Path, tmp
     merge(plain, out=tmp_path / "merged", weights="float32")
     runs = [
         trained(
-            home, name, *words, *of(teacher, "distill.loss=mse", "distill.alpha=1", "distill.teacher.weights=float32")
+            home,
+            name,
+            *words,
+            *of(teacher, "distill.loss=mse", "distill.alpha=1", "distill.teacher.weights=float32"),
+            "distill.control=true",
         )
         for name, teacher in (("of-run", plain), ("of-folder", tmp_path / "merged"))
     ]

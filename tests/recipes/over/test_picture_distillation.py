@@ -193,7 +193,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(
     ViTImageProcessorPil(size={"height": SIZE, "width": SIZE}).save_pretrained(wide)
     teacher = train("taught-wide", "classify", "train.epochs=1", backbone="wide")
     words = ["train.epochs=2", "distill.match=[{what: hidden_mse, layers: uniform}]"]
-    words += ["image.augment.curriculum.resolution.start=0.5"]
+    words += ["image.augment.curriculum.resolution.start=0.5", "distill.control=true"]
     named: dict[str, Any] = {"backbone": "ResNet", "teacher": teacher}
     straight = train("straight", "distill", *words, **named)
     path, every = recipe("distill", *words, **named)
