@@ -18,6 +18,7 @@ average's gain   held-out loss of the last step's values less that of their aver
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -114,6 +115,7 @@ def _measured(run: Path, config: RunConfig) -> dict[str, float]:
         **{key: scores[key] for key in SCORES[config.recipe] if key in scores},
         "steps": len(steps),
         "train_s": steps[-1]["elapsed_s"],
+        "peak_bytes": float(json.loads((run / "manifest.json").read_text(encoding="utf-8"))["peak_bytes"]),
         "frozen": mean(step.get("frozen_layers", 0) for step in steps) / layers,
         **({"gain": gains[-1]} if gains else {}),
     }
@@ -123,12 +125,13 @@ def _table(measured: Mapping[str, Measured], config: RunConfig, averages: Sequen
     columns = {key: said for key, said in SCORES[config.recipe].items() if key in measured[NONE]}
     first = next(iter(columns))
     head = ["policy or average", *columns.values(), f"{columns[first]}, against {NONE}"]
-    rows: list[list[Any]] = [[*head, "steps", "training s", "frozen", "average's gain"]]
+    rows: list[list[Any]] = [[*head, "steps", "training s", "memory, MB", "frozen", "average's gain"]]
     plain = measured[NONE][first].values
     for arm, values in measured.items():
         gain = Spread.of([mine - theirs for mine, theirs in zip(values[first].values, plain, strict=True)])
         cells = [arm, *(values[key] for key in columns), "" if arm == NONE else gain]
-        cells += [f"{values['steps'].mean:.0f}", f"{values['train_s'].mean:.1f}", f"{values['frozen'].mean:.1%}"]
+        cells += [f"{values['steps'].mean:.0f}", f"{values['train_s'].mean:.1f}"]
+        cells += [f"{values['peak_bytes'].mean / 1e6:.0f}", f"{values['frozen'].mean:.1%}"]
         rows.append([*cells, values.get("gain", "") if arm in averages else ""])
     return measuring.markdown(rows)
 
