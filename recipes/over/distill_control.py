@@ -107,7 +107,7 @@ SCORES = ("accuracy", "exact_match", "ndcg@10", "spearman")
 
 
 SURELY = 1.05
-"""Factor by which a loss is more than that of guessing by no chance of few rows."""
+"""Least factor between its loss and that of guessing for a teacher to be refused; one that only guesses is below it."""
 
 
 def require_useful(
@@ -132,7 +132,7 @@ def require_useful(
             and teacher.get(f"{score}_low", 1) <= start[score]
             and teacher.get("loss", 0) > SURELY * start.get("loss", 0)
         ):
-            worse, told = True, [score, "loss"]  # right as often as chance has it, and surer than guessing is
+            worse, told = True, [score, "loss"]  # right as often as chance has it, and surer of what is wrong
     if worse and config.distill.control is not True:
         theirs, others = (
             " and ".join(f"{name.replace('_', ' ')} {scores[name]:.4g}" for name in told) for scores in (teacher, start)
