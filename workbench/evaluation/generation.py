@@ -87,6 +87,10 @@ def generate(
             return torch.full((len(input_ids),), halt(), device=input_ids.device)
 
         settings["stopping_criteria"] = StoppingCriteriaList([halted])
+    if read is not None:
+        for module in model.modules():
+            if getattr(module, "rope_deltas", None) is not None:
+                vars(module)["rope_deltas"] = None  # by which pictures of an earlier batch moved its positions
     with _contiguous_for_head(model):
         if isinstance(model, PeftModelForCausalLM):
             kind = model.active_peft_config.peft_type
