@@ -168,6 +168,7 @@ def attach(
     import torch
     from peft import get_peft_model
 
+    from workbench.adapters.precision.expert_layers import group_updates
     from workbench.adapters.precision.peft_layers import compute_in_any_precision
     from workbench.adapters.row_dropout import drop_by_row
 
@@ -185,6 +186,7 @@ def attach(
         with _without_hints(), torch.device("meta") if counted else nullcontext():
             attached = get_peft_model(model, peft_config)
         compute_in_any_precision(attached)
+        group_updates(attached)
         drop_by_row(attached)
         config.initialise(attached, sample)
     return attached
@@ -269,6 +271,7 @@ def load(
     from peft import PeftModel
     from safetensors import SafetensorError
 
+    from workbench.adapters.precision.expert_layers import group_updates
     from workbench.adapters.precision.peft_layers import compute_in_any_precision
     from workbench.adapters.row_dropout import drop_by_row
 
@@ -297,6 +300,7 @@ def load(
                 if dropout is None:
                     loaded.requires_grad_(False).eval()
         compute_in_any_precision(loaded)
+        group_updates(loaded)
         if dropout is not None:
             drop_by_row(loaded)
         setattr(loaded, _ROWS, rows)

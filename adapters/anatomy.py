@@ -148,13 +148,19 @@ def inside_stacks(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def fused_experts(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters inside the blocks that hold the matrices of all experts at once (E, ., .), by path."""
+    """Parameters inside the blocks that hold the matrices of all experts (E, ., .), by path, packed ones too."""
     inside = tuple(f"{name}." for name, _ in _stacks(model))
     return {
         name: each
         for name, each in model.named_parameters()
-        if name.startswith(inside) and each.ndim == 3 and min(each.shape[1:]) > 1  # (heads, 1, 1): scales of heads
+        if name.startswith(inside) and len(shape := whole_shape(each)) == 3 and min(shape[1:]) > 1  # 1: scales of heads
     }
+
+
+def whole_shape(parameter: Tensor) -> tuple[int, ...]:
+    """The shape of a parameter before bitsandbytes packed it."""
+    state = getattr(parameter, "quant_state", None)
+    return tuple(parameter.shape if state is None else state.shape)
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -66,8 +66,7 @@ class OverExperts(LowRank):
     """
 
     experts: bool = False
-    """Change the experts of a mixture, too; with targets=mlp only these, where all MLPs are experts. Each pass adds the
-    updates to the experts' weights, which takes memory for a second copy of a block's experts."""
+    """Change the experts of a mixture, too; with targets=mlp only these, where all MLPs are experts."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse experts that there are none of, beside what other methods refuse."""

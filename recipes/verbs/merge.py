@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from workbench import adapters
 from workbench.adapters import Full
+from workbench.adapters.precision import expert_layers
 from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
 from workbench.models import backbones, exported, weight_formats
@@ -149,6 +150,7 @@ def base_model(run: Path, config: RunConfig, reference: RunOutputs, *, weights: 
     if weights not in QUANTISED:
         return backbone
     dense: PreTrainedModel = backbone.dequantize(torch.float32)
+    expert_layers.unpack(dense, torch.float32)
     weight_formats.compute_as_stored(dense, torch.float32)
     return dense
 

@@ -138,15 +138,17 @@ def test_what_cannot_be_over_experts_is_refused(llama: PreTrainedModel) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(but=["nf4"])
+@pytest.mark.parametrize("weights", ["float32", "nf4"])
 def test_a_run_over_experts_ships_an_adapter_that_scores_as_told_and_merges(
-    tmp_path: Path, short_stories: str, questions: Path
+    weights: str, tmp_path: Path, short_stories: str, questions: Path
 ) -> None:
     folder = save_tiny(tmp_path / "mixture", "Mixtral", "CausalLM", short_stories, max_position_embeddings=128)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"""
 recipe: sft
-model: {{id: {folder}, weights: float32}}
+model: {{id: {folder}, weights: {weights}, compute: float32}}
 adapter: {{method: lora, rank: 2, alpha: 4, experts: true}}
 data: {{train: {questions}, held_out: 0.1}}
 batch: {{size: 8}}

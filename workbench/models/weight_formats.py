@@ -3,9 +3,9 @@
 Half-precision weights for devices that would emulate half-precision products stay as they are; each product converts
 the one matrix that it needs, in the forward and again in the backward pass, so that no converted copy is kept.
 
-Quantised are the linear layers inside the repeated blocks (GPT-2's Conv1D too), except gates and T5's `wo`. Nothing
-else is: embeddings, norms, output and classification heads and projections outside the blocks are small or decide about
-every token, and experts that transformers keeps in one fused parameter are no linear layers.
+Quantised are the linear layers inside the repeated blocks (GPT-2's Conv1D too), except gates and T5's `wo`, and in 4
+bits the experts that transformers keeps in one fused parameter. Nothing else is: embeddings, norms, output and
+classification heads and projections outside the blocks are small or decide about every token.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BitsAndBytesConfig, PreTrainedModel
-from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+from transformers.integrations.bitsandbytes import Bnb4bitQuantize, replace_with_bnb_linear
 from transformers.pytorch_utils import Conv1D
-from transformers.quantizers.quantizers_utils import should_convert_module
+from transformers.quantizers.auto import register_quantizer
+from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
+from transformers.utils.quantization_config import QuantizationMethod
 
 from workbench.adapters import anatomy
+from workbench.adapters.precision import expert_layers
 from workbench.adapters.target_modules import only_read
 from workbench.errors import BackboneError
 
@@ -161,7 +165,8 @@ def quantisation_settings(weights: str, compute: torch.dtype, skeleton: PreTrain
             f"model.weights=int8: linear layers of {type(skeleton).__name__} read maps of pictures, which bitsandbytes "
             "multiplies in 4 bits alone. Write model.weights=nf4, or model.weights=bfloat16."
         )
-    return BitsAndBytesConfig(
+    with_experts = weights != "int8" and any(_inside(skeleton))
+    return (_WithExperts if with_experts else BitsAndBytesConfig)(
         load_in_8bit=weights == "int8",
         load_in_4bit=weights != "int8",
         llm_int8_skip_modules=left,
@@ -171,6 +176,61 @@ def quantisation_settings(weights: str, compute: torch.dtype, skeleton: PreTrain
     )
 
 
+def _inside(model: PreTrainedModel) -> Iterator[Any]:
+    """The modules of experts in the blocks."""
+    experts = expert_layers.expert_layers(model)
+    fused = {name.rpartition(".")[0] for name in anatomy.fused_experts(model)}
+    return (module for name, module in experts.items() if name in fused)
+
+
+class _WithExperts(BitsAndBytesConfig):
+    """bitsandbytes' 4 bits of linear layers and experts, by a quantiser of ours."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)  # type: ignore[no-untyped-call]
+        self.quant_method = _METHOD
+
+
+_METHOD: Any = "bitsandbytes_4bit_with_experts"
+
+
+@register_quantizer(_METHOD)
+class _ExpertsQuantizer(Bnb4BitHfQuantizer):
+    """Packs the experts of a module as soon as all of their files' tensors are read, as it does linear layers."""
+
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:  # type: ignore[override]
+        super()._process_model_before_weight_loading(model, **kwargs)
+        for experts in _inside(model):
+            expert_layers.group(experts, format=self.quantization_config.bnb_4bit_quant_type)
+
+    def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **kwargs: Any) -> bool:
+        module, name = get_module_from_name(model, param_name)
+        if isinstance(module, expert_layers.GroupedExperts):
+            return name in module.states or name in expert_layers.matrices(module)  # type: ignore[arg-type]
+        return bool(super().param_needs_quantization(model, param_name, **kwargs))
+
+    def get_quantize_ops(self) -> Any:
+        return _Packing(self)  # type: ignore[no-untyped-call]
+
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
+        # To all others the model is one of bitsandbytes.
+        self.quantization_config.quant_method = QuantizationMethod.BITS_AND_BYTES
+        settled: PreTrainedModel = super()._process_model_after_weight_loading(model, **kwargs)
+        return settled
+
+
+class _Packing(Bnb4bitQuantize):
+    """Packs one tensor, on the device that it was read to."""
+
+    def convert(self, input_dict: Any, model: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        ((path, values),) = input_dict.items()
+        module, name = get_module_from_name(model, path)
+        if not isinstance(module, expert_layers.GroupedExperts):
+            return super().convert(input_dict, model=model, **kwargs)
+        value = values[0] if isinstance(values, list) else values
+        return {path: expert_layers.pack(module, name, value, target=value.device, storage=torch.uint8)}
+
+
 def replace(blueprint: PreTrainedModel, wanted: BitsAndBytesConfig) -> None:
     """Replace layers by bitsandbytes' unpacked ones on the meta device, as `quantisation_settings` says."""
     replace_with_bnb_linear(blueprint, wanted.llm_int8_skip_modules, wanted)
@@ -178,6 +238,9 @@ def replace(blueprint: PreTrainedModel, wanted: BitsAndBytesConfig) -> None:
         if isinstance(module, (nn.Linear, Conv1D)):
             module.requires_grad_(False)
             module.compress_statistics = wanted.bnb_4bit_use_double_quant
+    if isinstance(wanted, _WithExperts):
+        for experts in _inside(blueprint):
+            expert_layers.group(experts, format=wanted.bnb_4bit_quant_type)
 
 
 def put_off(model: PreTrainedModel, weights: str, compute: torch.dtype) -> None:
@@ -199,6 +262,10 @@ def put_off(model: PreTrainedModel, weights: str, compute: torch.dtype) -> None:
         packed.unpacked = weight.data.T if isinstance(layer, Conv1D) else weight.data
         packed.weight = _not_yet(packed.weight, packed.unpacked.shape)
         packed.forward = MethodType(_unpacked, packed)
+    if isinstance(wanted, _WithExperts):
+        for experts in _inside(model):
+            expert_layers.group(experts, format=weights)
+            experts.storage = compute
     model.is_loaded_in_4bit = True  # type: ignore[assignment]  # what PEFT asks before it takes its layers for these
 
 
@@ -214,6 +281,13 @@ def pack(layer: Any, target: torch.device) -> None:
         ).to(target)
         del layer.unpacked, layer.forward
         settle(layer, layer.compute_dtype)
+    elif isinstance(layer, expert_layers.GroupedExperts) and layer.format is not None:
+        experts: Any = layer
+        for name, weight in expert_layers.matrices(experts).items():
+            experts._parameters[name] = expert_layers.pack(
+                experts, name, weight.data, target=target, storage=experts.storage
+            )
+        settle(experts, experts.storage)
 
 
 def let_go(layer: Any) -> None:
@@ -266,6 +340,9 @@ def settle(model: nn.Module, compute: torch.dtype) -> None:
             module.support_avx512bf16_for_cpu = False
             packed: Any = module.weight
             packed.quant_state.dtype = compute  # what the backward pass, and a merge, dequantise to
+        elif isinstance(module, expert_layers.GroupedExperts):
+            for state in module.states.values():
+                state.dtype = compute
 
 
 def notes(model: nn.Module, weights: str) -> list[str]:
@@ -275,9 +352,14 @@ def notes(model: nn.Module, weights: str) -> list[str]:
     layers = [module for module in model.modules() if isinstance(module, (Linear4bit, Linear8bitLt))]
     packed = {id(layer.weight) for layer in layers}
     quantised = sum(layer.in_features * layer.out_features for layer in layers)
+    for experts in expert_layers.packed_experts(model):
+        packed |= {id(experts._parameters[name]) for name in experts.states}
+        quantised += sum(state.shape.numel() for state in experts.states.values())
     rest = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in packed)
     share = quantised / (quantised + rest)
-    rest_note = "embeddings, and experts in one fused tensor, are not quantised"
+    fused = any(id(each) not in packed for each in anatomy.fused_experts(model).values())
+    beside = ", and experts in one fused tensor," if fused else ""
+    rest_note = f"embeddings{beside} are not quantised"
     return [] if share >= 0.5 else [f"{share:.0%} of the parameters are in {weights}; {rest_note}"]
 
 

@@ -79,6 +79,11 @@ def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor,
     return 2 * query[..., 0].numel() * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
+def _grouped(rows: Tensor, other: Tensor, *_: Any, **__: Any) -> int:
+    """Rows, sorted by group, with the matrix of each group; or columns with rows, for the gradients of the matrices."""
+    return 2 * rows.numel() * other.shape[-1]
+
+
 _KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 _aten = torch.ops.aten
 _FORMULAS: dict[Any, Callable[..., int]] = {
@@ -86,6 +91,7 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     _aten.addmm_: flop_registry[_aten.addmm],
     _aten.baddbmm_: flop_registry[_aten.baddbmm],
     **flop_registry,
+    _aten._grouped_mm: _grouped,
     **{getattr(_aten, f"_scaled_dot_product_{name}"): _attention for name in _KERNELS},
     **{getattr(_aten, f"_scaled_dot_product_{name}_backward"): _attention_backward for name in _KERNELS},
 }

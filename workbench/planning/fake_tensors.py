@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode, unset_fake_temporarily
 from transformers import PreTrainedTokenizerBase
 
+from workbench.adapters.precision import expert_layers
 from workbench.config import ModelConfig
 from workbench.config.model_heads import TEXT, ModelHead
 from workbench.models import backbones
@@ -278,6 +279,13 @@ def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:
                 module.weight = modules.Int8Params(
                     packed, requires_grad=False, has_fp16_weights=False, CB=packed, SCB=scales
                 )
+    for experts in expert_layers.packed_experts(model):
+        for name, each in expert_layers.matrices(experts).items():
+            whole = torch.zeros(each.shape, dtype=compute, device=each.device)
+            packed, state = quantize_4bit(whole, compress_statistics=True, quant_type=weights)
+            fake = isinstance(packed, FakeTensor)
+            weight = Params4bit.of(packed, state) if fake else modules.Params4bit(packed, quant_state=state)
+            experts._parameters[name] = expert_layers.keep(experts, name, weight, each.shape)
 
 
 def _twice(layer: Any) -> bool:
@@ -293,6 +301,9 @@ def packed_bytes(model: nn.Module, weights: str) -> int:
     from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 
     layers = [each.weight for each in model.modules() if isinstance(each, (Linear4bit, Linear8bitLt))]
+    layers += chain.from_iterable(
+        expert_layers.matrices(experts).values() for experts in expert_layers.packed_experts(model)
+    )
     return whole - sum(each.nbytes - round(each.numel() * BYTES[weights]) for each in layers)
 
 

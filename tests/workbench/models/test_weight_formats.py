@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from tests.conftest import GROUPED, tiny
 from workbench import adapters
 from workbench.adapters import Lora
+from workbench.adapters.anatomy import fused_experts
 from workbench.config import ModelConfig
 from workbench.config.model_heads import classes
 from workbench.errors import BackboneError
@@ -179,16 +180,21 @@ def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
         backbones.skeleton(ModelConfig(id=str(tmp_path)))
 
 
-def test_gates_and_experts_keep_their_precision(tmp_path: Path) -> None:
+@QUANTISED
+def test_gates_keep_their_precision_and_experts_do_in_8_bits(weights: str, tmp_path: Path) -> None:
     """Qwen's mixture has a router (a bare parameter), a gate of one output and fused experts."""
     sizes = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 48}
     tiny("Qwen2Moe", **GROUPED, **sizes).save_pretrained(tmp_path)
-    backbone = load(tmp_path, weights="nf4")
-    names = {name for name, module in backbone.model.named_modules() if isinstance(module, Linear4bit)}
+    backbone = load(tmp_path, weights=weights)
+    quantised = (Linear4bit, Linear8bitLt)
+    names = {name for name, module in backbone.model.named_modules() if isinstance(module, quantised)}
     leaves = {name.rsplit(".", 1)[-1] for name in names}
     assert leaves == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert all("shared_expert." in name for name in names if name.endswith(("gate_proj", "up_proj", "down_proj")))
-    assert "of the parameters are in nf4; embeddings, and experts in one fused tensor" in backbone.notes[-1]
+    told = [note for note in backbone.notes if "experts in one fused tensor, are not quantised" in note]
+    assert len(told) == (weights == "int8")
+    experts = fused_experts(backbone.model).values()
+    assert {each.dtype for each in experts} == {torch.bfloat16 if weights == "int8" else torch.uint8}
 
 
 @pytest.mark.parametrize(("outputs", "kept"), [(8, True), (128, True), (3, True), (16, False), (2048, False)])
