@@ -316,10 +316,13 @@ class Cost:
         return f"{self.wall_s:.2f} ({self.cpu_s:.2f})"
 
 
-def finish(wanted: Mapping[str, Wanted], folder: Path, *, jobs: int, device: str) -> dict[str, Path]:
-    """The run directories by name, all finished; `jobs` of them run at a time, each in a process of its own."""
+def finish(
+    wanted: Mapping[str, Wanted], folder: Path, *, jobs: int, device: str, timed: bool = False
+) -> dict[str, Path]:
+    """The run directories by name, all finished; `jobs` of them run at a time, each in a process of its own, which
+    leaves PROCESSOR_TIMES where it is `timed`."""
     with ThreadPoolExecutor(jobs) as pool:
-        start = partial(_process, device=device)
+        start = partial(_timed if timed else _process, device=device)
         runs = {name: pool.submit(_finished, run, folder / name, start) for name, run in wanted.items()}
         try:
             return {name: run.result() for name, run in runs.items()}
@@ -416,6 +419,14 @@ def _process(recipe: Path, words: Sequence[str], out: Path, *, device: str) -> N
     command += ["--resume"] if (out / "config.yaml").exists() else []
     usage = run(command, out.with_name(f"{out.name}.log"), device)
     print(f"{out}: {usage.wall_s:.0f} s, {usage.peak_bytes / 1e9:.2f} GB", file=sys.stderr, flush=True)
+
+
+def _timed(recipe: Path, words: Sequence[str], out: Path, *, device: str) -> None:
+    """A run in a process of its own, from the start, which notes the processor time of its steps."""
+    shutil.rmtree(out, ignore_errors=True)
+    command = [sys.executable, str(Path(__file__).with_name("our_steps.py")), str(recipe), str(out), *words]
+    usage = run(command, out.with_name(f"{out.name}.log"), device)
+    print(f"{out}: {usage.cpu_s:.0f} s of a core, {usage.peak_bytes / 1e9:.2f} GB", file=sys.stderr, flush=True)
 
 
 def _inside(recipe: Path, words: Sequence[str], out: Path) -> None:

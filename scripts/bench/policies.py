@@ -9,6 +9,7 @@ The arms are the policies without an average, and the averages without a policy;
 own. All have the same wall clock from start to end, or the same number of steps. Runs stand below --out, one at a time,
 the seeds one after another; what is finished is not run again.
 
+processor s      of training after its first step, evaluations included; against none by medians
 frozen           share of layer-steps in which a layer did not train; the embeddings and what comes after the blocks
                  are a layer each
 average's gain   held-out loss of the last step's values less that of their average, which is shipped where that is
@@ -48,7 +49,7 @@ Measured = Mapping[str, Spread]
 def main() -> None:
     arguments = _arguments()
     config = load(arguments.recipe, arguments.set)
-    runs = measuring.finish(_wanted(arguments), arguments.out, jobs=1, device=arguments.device)
+    runs = measuring.finish(_wanted(arguments), arguments.out, jobs=1, device=arguments.device, timed=True)
     found: dict[str, dict[str, Spread]] = {}
     for arm in arguments.policies + arguments.averages:
         told = [_measured(runs[_name(arm, seed)], config) for seed in range(arguments.seeds)]
@@ -106,6 +107,7 @@ def _name(arm: str, seed: int) -> str:
 def _measured(run: Path, config: RunConfig) -> dict[str, float]:
     """Scores of a finished run, and what it did."""
     steps = measuring.steps(run)
+    processor_s = json.loads((run / measuring.PROCESSOR_TIMES).read_text(encoding="utf-8"))
     layers = backbones.hub_config(config.model).get_text_config().num_hidden_layers + 2
     scores = measuring.scores(run)["after"]
     gains = [
@@ -115,6 +117,7 @@ def _measured(run: Path, config: RunConfig) -> dict[str, float]:
         **{key: scores[key] for key in SCORES[config.recipe] if key in scores},
         "steps": len(steps),
         "train_s": steps[-1]["elapsed_s"],
+        "processor_s": processor_s[-1] - processor_s[0],
         "peak_bytes": float(json.loads((run / "manifest.json").read_text(encoding="utf-8"))["peak_bytes"]),
         "frozen": mean(step.get("frozen_layers", 0) for step in steps) / layers,
         **({"gain": gains[-1]} if gains else {}),
@@ -125,12 +128,16 @@ def _table(measured: Mapping[str, Measured], config: RunConfig, averages: Sequen
     columns = {key: said for key, said in SCORES[config.recipe].items() if key in measured[NONE]}
     first = next(iter(columns))
     head = ["policy or average", *columns.values(), f"{columns[first]}, against {NONE}"]
-    rows: list[list[Any]] = [[*head, "steps", "training s", "memory, MB", "frozen", "average's gain"]]
+    rows: list[list[Any]] = [
+        [*head, "steps", "training s", "processor s", f"against {NONE}", "memory, MB", "frozen", "average's gain"]
+    ]
     plain = measured[NONE][first].values
     for arm, values in measured.items():
         gain = Spread.of([mine - theirs for mine, theirs in zip(values[first].values, plain, strict=True)])
         cells = [arm, *(values[key] for key in columns), "" if arm == NONE else gain]
         cells += [f"{values['steps'].mean:.0f}", f"{values['train_s'].mean:.1f}"]
+        costs = [each["processor_s"].values for each in (values, measured[NONE])]
+        cells += [f"{values['processor_s'].mean:.1f}", f"{measuring.ratio(*costs).of_medians - 1:+.1%}"]
         cells += [f"{values['peak_bytes'].mean / 1e6:.0f}", f"{values['frozen'].mean:.1%}"]
         rows.append([*cells, values.get("gain", "") if arm in averages else ""])
     return measuring.markdown(rows)

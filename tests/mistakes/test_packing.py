@@ -29,9 +29,6 @@ CASES = {
     ),
     "prompts": Case(f"{ON} adapter.method=prompt", "virtual tokens of its own", "adapter.method=lora"),
     "another kernel": Case(f"{ON} model.attention=eager", "model.attention=eager", "model.attention=auto"),
-    "kept states": Case(
-        f"{ON} freeze.policy=static freeze.layers=1 freeze.cache=memory", "freeze.cache=memory", "freeze.cache=off"
-    ),
     "noise": Case(f"{ON} regularise.neftune=5", "draw their noise for padded rows", "leave the two out"),
     "compiled": Case(f"{ON} train.compile=true", "compile again for each combination", "train.compile=false"),
     "cut weights": Case(f"{ON} distributed.zero=3", "weights that are whole", "distributed.zero=0"),

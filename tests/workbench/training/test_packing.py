@@ -43,7 +43,8 @@ WAYS: dict[str, tuple[str, ...]] = {
     "rows that are looked at": ("data.sampling.by=selective",),
     "a bottleneck": ("adapter={method: houlsby, dropout: 0.2}",),
     "all weights": ("adapter={method: full}", "train.learning_rate=1e-4"),
-    "frozen layers": ("freeze.policy=egeria", "freeze.every=2", "freeze.cache=off", "train.steps=6"),
+    "frozen layers": ("freeze.policy=egeria", "freeze.every=2", "train.steps=6"),
+    "kept outputs": ("freeze.policy=static", "freeze.layers=0.5", "freeze.cache=memory", "train.steps=24"),
     "masked words": ("recipe=mlm", "model.id={encoder}", "data.train={texts}"),
     "rewards": ("recipe=reward", "data.train={pairs}", "adapter.dropout=0.3"),
     "classes of a causal model": ("recipe=classify", "data.train={labelled}"),
@@ -109,7 +110,7 @@ def is_packed(run: Path) -> bool:
     return bool(packed)
 
 
-@pytest.mark.nightly(but=["plain", "recomputed", "a bottleneck", "masked words", "classes of an encoder"])
+@pytest.mark.nightly(but=["plain", "recomputed", "kept outputs", "masked words", "classes of an encoder"])
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_the_curve_is_that_of_padded_rows(
     train: Callable[..., Path], way: tuple[str, ...], folder: dict[str, str]

@@ -41,7 +41,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "weighted rows": ("data.sampling.by=infobatch", "data.limit=24"),
     "tokens that are looked at": ("data.sampling.by=selective",),
     "all weights": ("adapter={method: full}", "train.learning_rate=1e-4"),
-    "frozen layers": ("freeze.policy=egeria", "freeze.every=2", "freeze.cache=off"),
+    "frozen layers": ("freeze.policy=egeria", "freeze.every=2"),
     "cut rows": ("data.length_warm_up.start=130",),
 }
 

@@ -61,11 +61,6 @@ def unpackable(config: TrainingSections) -> Iterator[tuple[str, str]]:
         yield f"does not go with adapter.method={config.adapter.method}: {reason}", "adapter.method=lora"
     if config.model.attention not in ("auto", "sdpa"):
         yield f"needs sdpa, and model.attention={config.model.attention} is another kernel", "model.attention=auto"
-    if config.freeze.policy != "none" and config.freeze.cache != "off":
-        yield (
-            f"does not go with freeze.cache={config.freeze.cache}, which keeps what padded rows give",
-            "freeze.cache=off",
-        )
     if config.regularise.noisy:
         yield (
             "does not go with regularise.neftune and stochastic_depth, which draw their noise for padded rows",

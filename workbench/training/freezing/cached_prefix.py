@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
@@ -27,6 +28,9 @@ from workbench.training.freezing.hidden_state_store import HiddenStateStore
 _TOKENS, _MASK, _TYPES, _PIXELS = "input_ids", "attention_mask", "token_type_ids", "pixel_values"
 """Arguments of a stack of blocks that define its rows."""
 _KNOWN = {_TOKENS, _MASK, _TYPES, _PIXELS, "return_dict", anatomy.INTERPOLATE}
+_LENGTHS, _SHARED = "row_lengths", "prefix_tokens"
+_PACKED = {_LENGTHS, _SHARED, "row_starts", "row_owners", "position_ids", _MASK}
+"""Arguments that say how packed rows lie; see `attention_backend.attend`."""
 
 
 class UnpaddedRows(NamedTuple):
@@ -48,7 +52,8 @@ class UnpaddedRows(NamedTuple):
 class CachedPrefix:
     """Replaces the first `depth` blocks by their stored outputs; computes only the rows that `states` lacks.
 
-    Between `install` and `remove`, calls of the backbone with whole rows of tokens, or with pictures, read states.
+    Between `install` and `remove`, calls of the backbone with whole rows of tokens, padded or packed, or with pictures,
+    read states.
     Other calls (generation with a cache, embeddings, given positions, other adapters in the frozen blocks than at
     first) compute as usual.
 
@@ -86,6 +91,7 @@ class CachedPrefix:
         self._tuners = [each for block in self._prefix for each in block.modules() if isinstance(each, BaseTunerLayer)]
         self._switches = self._adapters()
         self._read = reader(backbone, trailing=trailing)
+        self._causal = backbone.can_generate()
         self._batch_of = batch_of
         self._names = list(inspect.signature(self._stack.forward).parameters)
         self._more_outputs: dict[int, tuple[None, ...] | None] = {}
@@ -116,9 +122,10 @@ class CachedPrefix:
         self._undo = []
 
     def _before(self, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        call = dict(zip(self._names, arguments, strict=False)) | named
-        rows = self._rows(call)
-        if rows is None:
+        called = dict(zip(self._names, arguments, strict=False)) | named
+        call = called if called.get(_LENGTHS) is None else self._apart(called)
+        rows = None if call is None else self._rows(call)
+        if call is None or rows is None:
             self.passed += 1
             return
         self._fetch(call, rows)
@@ -129,10 +136,24 @@ class CachedPrefix:
         assert isinstance(read, Tensor), "its rows are known"
         length = self.states.length(rows.keys[0]) if call.get(_PIXELS) is not None else read.shape[1]
         given_BLD = self.states.get(rows.keys, length)
+        given_BLD = given_BLD if call is called else _laid(given_BLD, called)
         self._given_BLD = given_BLD.to(device=read.device, dtype=self._dtype)
 
     def _after(self, *_: object) -> None:
         self._given_BLD = None
+
+    def _apart(self, call: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A call with packed rows as one with the same rows padded; None where other processes hold a part of them."""
+        tokens_1T, shared, rests_B = call[_TOKENS], _shared(call), call[_LENGTHS].tolist()
+        if tokens_1T.shape[1] != shared + sum(rests_B):
+            return None
+        first, *rests = tokens_1T[0].split([shared, *rests_B])
+        ids_BL = pad_sequence([torch.cat([first, rest]) for rest in rests], batch_first=True)
+        lengths_B = (call[_LENGTHS] + shared).to(ids_BL.device)
+        masked = (
+            {} if self._causal else {_MASK: torch.arange(ids_BL.shape[1], device=ids_BL.device) < lengths_B[:, None]}
+        )
+        return {name: each for name, each in call.items() if name not in _PACKED} | {_TOKENS: ids_BL} | masked
 
     def _rows(self, call: Mapping[str, Any]) -> UnpaddedRows | None:
         """The rows of a call, if the outputs of the prefix depend on nothing else."""
@@ -302,6 +323,19 @@ def stack_of(backbone: PreTrainedModel, block: nn.Module) -> nn.Module:
 def parts(output: Any) -> tuple[Tensor, tuple[None, ...] | None]:
     """Hidden states in a block's output, and None for each further output; None instead where it is no tuple."""
     return (output[0], (None,) * (len(output) - 1)) if isinstance(output, (tuple, list)) else (output, None)
+
+
+def _shared(call: Mapping[str, Any]) -> int:
+    """Tokens at the beginning of a packed sequence that all its rows share."""
+    return 0 if call.get(_SHARED) is None else int(call[_SHARED])
+
+
+def _laid(states_BLD: Tensor, call: Mapping[str, Any]) -> Tensor:
+    """The states of padded rows as they lie in a packed call (1, T, D)."""
+    shared, lengths_B = _shared(call), call[_LENGTHS] + _shared(call)
+    place_L = torch.arange(states_BLD.shape[1])
+    rests_TD = states_BLD[(place_L >= shared) & (place_L < lengths_B[:, None])]
+    return torch.cat([states_BLD[0, :shared], rests_TD])[None]
 
 
 def _cut(array_BL: Indices, lengths_B: Indices) -> list[Indices]:

@@ -26,7 +26,10 @@ from tests.workbench.training.freezing.prefixes import (
 )
 from workbench import adapters
 from workbench.adapters import Lora
+from workbench.data.batching import MicroBatch
+from workbench.data.packing import PACKED, SharedPrefix
 from workbench.errors import BackboneError
+from workbench.models import attention_backend
 from workbench.training import activation_checkpointing
 from workbench.training.freezing.cached_prefix import rows_of
 from workbench.training.freezing.hidden_state_store import DiskStore, MemoryStore
@@ -132,6 +135,24 @@ def test_real_models(masked: bool, short_stories: str) -> None:
         wanted = model(**inputs)[0][real_BL]
     require_like(found, [wanted, wanted])
     assert (cached.computed, cached.read) == (len(ROWS) - TWICE, 2 * len(ROWS))
+
+
+@pytest.mark.parametrize("name, shared", [("Llama", 0), ("Llama", 3), ("GPT2", 0), ("Bert", 0)])
+def test_packed_rows_read_what_padded_ones_left_and_the_other_way_round(name: str, shared: int) -> None:
+    attention_backend.register()
+    model, masked = freeze(build(name).double(), 2).eval(), name in ENCODERS
+    rows = [[5, 60, 7, *row] for row in ROWS[1:]]
+    padded = batch(rows, masked=masked)
+    lengths_B = torch.tensor([len(row) for row in rows])
+    whole = MicroBatch(padded, torch.zeros(1, dtype=torch.int64), torch.zeros(1), tokens=0, lengths_B=lengths_B)
+    packed = (SharedPrefix(shared) if shared else PACKED).lay(whole)
+    assert packed.inputs["input_ids"].shape[1] == int(lengths_B.sum()) - shared * (len(rows) - 1)
+    wanted = model(**packed.inputs, use_cache=False).logits
+    for first, later in ((padded, packed.inputs), (packed.inputs, padded)):
+        with installed(prefix_of(model, 2, MemoryStore(torch.float64))) as cached, counted(stack(model)[0]) as calls:
+            found = [model(**given, use_cache=False).logits for given in (first, later)]
+        assert (cached.computed, cached.read, cached.passed) == (len(rows), 2 * len(rows), 0) and len(calls) == 1
+        require_like(found[later is packed.inputs], wanted)
 
 
 def test_of_a_batch_only_unknown_rows_are_computed(llama: PreTrainedModel) -> None:
