@@ -111,6 +111,7 @@ class SingleRun(ABC, Generic[M, R]):
                 samples.start_over() if later else samples.begin(live)
         trainer.work()
         evaluation_request.withdrawn(run.path)  # of a step that does not come: what is saved is scored now
+        process_memory.settled()  # what the steps freed is given back before libraries of what is written come
         if trainer.visits is not None:
             from workbench.evaluation import (
                 training_dynamics,  # with pandas, 0.2 s that the first step need not wait for
@@ -240,8 +241,8 @@ class SingleRun(ABC, Generic[M, R]):
         scores |= self.beside(scored["after"].outputs)
         if self.config.freeze.policy != "none" and (frozen := freezing_cost.of_run(run.path)):
             scores[score_files.FREEZING] = frozen
+        process_memory.settled()  # what scoring freed is given back before costs are measured and pages are drawn
         if self.measured is not None and not self.placement.cuts_weights and not run.deadline.limited:
-            process_memory.settled()
             scores |= self.measured(saved)
         with run.deadline.phase("report"):
             files.write_json(run.path / "scores.json", scores)

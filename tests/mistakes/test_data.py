@@ -77,7 +77,9 @@ CASES = {
         backbone(removed("m/model.safetensors")),
     ),
     "a student of no one": Case(
-        "data distill/quickstart", "distill.teacher.id=runs/sft-full: there is no such run", "Train it first"
+        "data distill/quickstart",
+        "distill.teacher.id=runs/sft-full: there is no such run",
+        "by `workbench run sft/full`",
     ),
 }
 

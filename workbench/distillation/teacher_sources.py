@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -163,9 +164,12 @@ def _one(name: str, teacher: TeacherConfig, student: ModelConfig) -> TeacherSour
         if cure := run_directory.instead(path):
             raise ConfigError(f"distill.teacher.id={name} is no run directory.{cure}")
         if path.parts[:1] == ("runs",) and not path.exists():
+            recipe = path.name.replace("-", "/", 1)  # of which a run without --out has this name
+            shipped = resources.files("workbench").joinpath(f"recipes/configs/{recipe}.yaml").is_file()
+            how = f"`workbench run {recipe}`" if shipped else "the command in the first lines of a shipped recipe"
             raise ConfigError(
-                f"distill.teacher.id={name}: there is no such run. Train it first, by the command in the first lines "
-                "of a shipped recipe, or write another run, a folder, or a hub id."
+                f"distill.teacher.id={name}: there is no such run. Train it first, by {how}, or write another run, a "
+                "folder, or a hub id."
             )
         plain = ModelConfig(id=name, revision=teacher.revision, attention=student.attention)
         return TeacherSource(name, _stored(plain, teacher, student))
