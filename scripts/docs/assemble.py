@@ -21,7 +21,7 @@ from workbench.config import reference
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = (
-    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "workbench/config/glossary.md"),
     *("adapters/*.md", "recipes/*.md", "recipes/*/*.md", "scripts/*.md", "scripts/*/*.md"),
 )
 _TABLE_ROW = re.compile(r"^\|.*$", re.MULTILINE)

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from workbench.errors import ConfigError
+
+
+class Groups(TyperGroup):
+    """Lists verbs by what they are for, which `rich_help_panel` of each says, in this order."""
+
+    BEFORE = "Before a run"
+    TRAIN = "Train"
+    USE = "Score and use what was trained"
+    SHIP = "Merge and ship"
+    LEARN = "Look up"
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        widest = max(map(len, self.commands))
+        for title in (self.BEFORE, self.TRAIN, self.USE, self.SHIP, self.LEARN):
+            rows = [
+                (f"{name:{widest}}", command.get_short_help_str(formatter.width - 6 - widest))
+                for name, command in self.commands.items()
+                if getattr(command, "rich_help_panel", None) == title
+            ]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 def complete_recipes(incomplete: str) -> list[str]:

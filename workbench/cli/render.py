@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.config.foreign.translation import Translation
+    from workbench.config.glossary import Term
     from workbench.config.reference import NamedChoice, SettingReference
     from workbench.models.model_sizes import SizeTable
     from workbench.planning.plan import Plan
@@ -602,6 +603,21 @@ def choices(chosen: Sequence[NamedChoice]) -> None:
         heads = [f"{each.key}" + (f" = {each.default}" if each.default else "") for each in choice.settings]
         for head, setting in zip(heads, choice.settings, strict=True):
             typer.echo(_cut(f"  {head:{max(map(len, heads))}}  {setting.meaning}", _width()))
+
+
+def terms(met: Sequence[Term]) -> None:
+    """Print what words of the glossary mean, with the settings and commands where they are met."""
+    from workbench.config import reference
+
+    known = {each.key: each for each in reversed(reference.settings())}
+    for term in met:
+        _paragraph("", f"{', '.join(term.words)}: {term.meaning}")
+        told = {place: known[place.partition("=")[0]].meaning for place in term.where if place not in term.commands}
+        for place, meaning in told.items():
+            typer.echo(_cut(f"  {place:{max(map(len, told))}}  {meaning}", _width()))
+        for command in term.commands:
+            typer.echo(f"  {command}")
+    typer.echo("A setting in full: workbench explain KEY")
 
 
 def _setting(setting: SettingReference) -> None:

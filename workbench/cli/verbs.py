@@ -19,6 +19,7 @@ import typer
 
 from workbench.cli.arguments import (
     Devices,
+    Groups,
     Moved,
     Overrides,
     Recipe,
@@ -39,12 +40,21 @@ if TYPE_CHECKING:
     from workbench.evaluation.serving.served_models import ServedModel
 
 app = typer.Typer(
-    no_args_is_help=True,
+    cls=Groups,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # importing rich is half of what --help would take
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _RUNS = Path("runs")
+_FIRST = """\
+Fine-tune pretrained Hugging Face backbones, and know the truth about the result.
+
+  workbench run sft/quickstart    a first run, with what comes with the package
+  workbench init my.yaml          a recipe that fits, for your model and your rows
+  workbench explain WORD          what a setting, a method or a word of the field means
+
+All commands: workbench --help"""
 
 
 def _loaded(recipe: str, overrides: Sequence[str] | None, *, rows: bool = True) -> RunConfig:
@@ -61,11 +71,13 @@ def _loaded(recipe: str, overrides: Sequence[str] | None, *, rows: bool = True) 
 
 
 @app.callback()
-def start(version: Version = False) -> None:
+def start(context: typer.Context, version: Version = False) -> None:
     """Fine-tune pretrained Hugging Face backbones, and know the truth about the result."""
+    if context.invoked_subcommand is None:
+        typer.echo(_FIRST)
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.TRAIN)
 def run(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -127,7 +139,7 @@ def _run_each(recipe: str, overrides: Sequence[str], each: str, out: Path | None
     render.comparison(report.compare(runs, page), page)
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.BEFORE)
 def check(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -151,7 +163,7 @@ def check(
         typer.echo(f"Plot: {plot}")
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.BEFORE)
 def data(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -167,7 +179,7 @@ def data(
     render.data(data_report.data_report(config, out=out, name=recipe, perplexity=perplexity))
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.BEFORE)
 def features(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -183,7 +195,7 @@ def features(
         typer.echo(f"Features: {out}")
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.BEFORE)
 def lr(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -207,7 +219,7 @@ def lr(
     render.learning_rates(tried)
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.BEFORE)
 def plan(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -238,7 +250,7 @@ def plan(
     choice.require()
 
 
-@app.command(name="distill-cache")
+@app.command(name="distill-cache", rich_help_panel=Groups.TRAIN)
 def distill_cache(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -256,7 +268,7 @@ def distill_cache(
         typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
 
 
-@app.command(name="distill-student")
+@app.command(name="distill-student", rich_help_panel=Groups.TRAIN)
 def distill_student(
     recipe: Recipe,
     out: Annotated[Path, typer.Option(help="A new folder for a stock model.")],
@@ -272,7 +284,7 @@ def distill_student(
     typer.echo(f"Written: {out}. Train it with model.id={out}.")
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.USE)
 def evaluate(
     run: RunFolder,
     overrides: RunSettings = None,
@@ -353,7 +365,7 @@ def evaluate(
     render.scores(scores)
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.USE)
 def predict(
     run: RunFolder,
     input: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
@@ -435,7 +447,7 @@ def _ask_tasks(
     render.tasks([task_sections.benchmark_row(each.row()) for each in task_scores], before=str(against or "backbone"))
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.USE)
 def generate(
     run: RunFolder,
     prompt: Annotated[str, typer.Argument(help="What a user would say.")],
@@ -459,7 +471,7 @@ def generate(
     print()
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.USE)
 def sample(
     teacher: Annotated[
         str, typer.Argument(help="A run directory, a folder or hub id of a model, or an address up to /v1.")
@@ -527,7 +539,7 @@ def _may_be_model(teacher: str) -> bool:
     return not there and teacher.count("/") < 2 and not teacher.startswith((".", "~", "/"))
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.USE)
 def serve(
     runs: Annotated[list[str], typer.Argument(help="Run directories, or NAME=DIRECTORY; model.id=FOLDER if moved.")],
     host: Annotated[str, typer.Option(help="Address to listen at; one open to others needs a key.")] = "127.0.0.1",
@@ -569,7 +581,7 @@ def _require_server(verb: str) -> None:
         raise ConfigError(f"{verb} needs {', '.join(missing)}. Install them: pip install 'peft-workbench[serve]'")
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.USE)
 def ui(
     folder: Annotated[Path, typer.Argument(help="Where runs stand.")] = _RUNS,
     host: Annotated[str, typer.Option(help="Address to listen at; one open to others needs a token.")] = "127.0.0.1",
@@ -600,7 +612,7 @@ def ui(
         serve(Page(folder, access).app, listening, grace=10, ready=ready)
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.SHIP)
 def merge(
     run: RunFolder,
     out: Annotated[Path, typer.Option(help="Folder for the merged model.")],
@@ -617,7 +629,7 @@ def merge(
     render.merged(merge_run(run, overrides or (), out=out, weights=weights, trust=trust), out)
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.SHIP)
 def export(
     run: RunFolder,
     to: Annotated[str, typer.Option(help="peft, merged, gguf, ollama, vllm, sglang or onnx.")],
@@ -653,7 +665,7 @@ def export(
     render.exported(exported_run, out)
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.SHIP)
 def adopt(
     folder: Annotated[Path, typer.Argument(help="Folder of an adapter in PEFT's format.")],
     overrides: Overrides = None,
@@ -672,7 +684,7 @@ def adopt(
     typer.echo(f'{run} written. Next: workbench generate {run} "PROMPT"; to train it further: train.start={run}')
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.SHIP)
 def combine(
     runs: Annotated[
         list[str],
@@ -685,7 +697,7 @@ def combine(
     density: Annotated[float | None, typer.Option(help="Share of values that ties, dare keep; 0.5.")] = None,
     trust: Trusted = False,
 ) -> None:
-    """Add the adapters of several runs up to one, or merge them. Its error is measured."""
+    """Make one adapter of those of several runs. A weighted sum or a merge; its error is measured."""
     with importing():
         from workbench.cli import render
         from workbench.recipes.verbs.combine import combine_runs
@@ -698,7 +710,7 @@ def combine(
     render.combined(combined, out)
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.SHIP)
 def blend(
     runs: Annotated[list[str], typer.Argument(help="Cross-validations over the same folds; evaluate.metric=NAME.")],
     out: Annotated[Path, typer.Option(help="Run directory to write.")],
@@ -718,7 +730,7 @@ def blend(
     render.blended(blended, out)
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.USE)
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     out: Annotated[Path, typer.Option(help="Page with the plots.")] = Path("comparison.html"),
@@ -730,7 +742,7 @@ def compare(
     render.comparison(report.compare(runs, out), out)
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.LEARN)
 def ls(
     what: Annotated[str, typer.Argument(help="recipes, adapters or runs.")] = "recipes",
     overrides: Annotated[list[str] | None, typer.Argument(help="For adapters: key=value.", show_default=False)] = None,
@@ -750,7 +762,7 @@ def ls(
         render.listing(what, folder)
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.LEARN)
 def explain(
     setting: Annotated[
         str, typer.Argument(help="A key, section, method, policy, or word.", autocompletion=complete_explained)
@@ -758,17 +770,19 @@ def explain(
 ) -> None:
     """Say what a setting or a method does. Values, unit, default, meaning, paper; without a name, all sections."""
     from workbench.cli import render
-    from workbench.config import reference
+    from workbench.config import glossary, reference
 
     if chosen := reference.named_choices(setting):
         render.choices(chosen)
+    elif met := [] if reference.is_key(setting) else glossary.find(setting):
+        render.terms(met)
     elif setting:
         render.settings(reference.look_up(setting), setting)
     else:
         render.settings([each for each in reference.settings() if "." not in each.key], "")
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.LEARN)
 def schema(
     out: Annotated[Path | None, typer.Option(help="File to write; without it the schema is printed.")] = None,
 ) -> None:
@@ -786,7 +800,7 @@ def schema(
     typer.echo(f"{out} written. A line of a recipe that names it: {FOR_EDITORS}{out.resolve().as_uri()}")
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.LEARN)
 def doctor() -> None:
     """Check what this machine can do. Versions, devices, memory, known bad combinations."""
     with importing():
@@ -802,7 +816,7 @@ def doctor() -> None:
         raise ConfigError(f"{faults} of these make runs fail: each says what to do.")
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.LEARN)
 def family(
     model: Annotated[str, typer.Argument(help="A folder with a config.json, or the id of a model on the hub.")],
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -819,7 +833,7 @@ def family(
         render.family(found)
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.BEFORE)
 def cp(recipe: Recipe, file: Annotated[Path, typer.Argument(help="The YAML file to write.")]) -> None:
     """Copy a shipped recipe, to change it."""
     from workbench.recipes import copy
@@ -828,7 +842,7 @@ def cp(recipe: Recipe, file: Annotated[Path, typer.Argument(help="The YAML file 
     typer.echo(f"{file} written. Next: workbench check {file}")
 
 
-@app.command()
+@app.command(rich_help_panel=Groups.BEFORE)
 def init(
     out: Annotated[Path, typer.Argument(help="The recipe to write; or the folder of rows.")] = Path("my.yaml"),
     overrides: Overrides = None,
@@ -870,7 +884,7 @@ def init(
     typer.echo(f"{out} written: {summary}.\nNext: {', then: '.join(commands(wishes, out))}")
 
 
-@app.command("import")
+@app.command("import", rich_help_panel=Groups.BEFORE)
 def import_(
     file: Annotated[Path, typer.Argument(help="A YAML file of Axolotl or LLaMA-Factory.")],
     out: Annotated[Path, typer.Option(help="The recipe to write.")] = Path("imported.yaml"),

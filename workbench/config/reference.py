@@ -142,6 +142,11 @@ def named_choices(name: str) -> list[NamedChoice]:
     ]
 
 
+def is_key(word: str) -> bool:
+    """Whether a word is a whole key or section, such as `batch.size` or `folds`."""
+    return any(_means(word, each.key) for each in settings())
+
+
 def papers(text: str) -> tuple[str, ...]:
     """Papers that a text cites, each once."""
     return tuple(dict.fromkeys(each.group().replace("(", "").replace(")", "") for each in _PAPER.finditer(text)))
@@ -162,7 +167,8 @@ def _keys_of(known: Sequence[SettingReference], key: str, name: str) -> Iterator
 
 
 def look_up(words: str) -> list[SettingReference]:
-    """Settings that a person means: the key itself, a section with its keys, or all whose last part it is.
+    """Settings that a person means: the key itself, a section with its keys, all whose last part it is, all that may
+    have it as a value, or else all that speak of it.
 
     Raises:
         ConfigError: there is none.
@@ -175,7 +181,8 @@ def look_up(words: str) -> list[SettingReference]:
     ]
     word = words.lower()
     by_name = [each for each in known if each.key.rpartition(".")[2] == word]
-    if matches := exact or by_name or [each for each in known if word in each.meaning.lower()]:
+    by_value = [each for each in known if word in map(str.lower, each.words) and word not in ("true", "false", "null")]
+    if matches := exact or by_name or by_value or [each for each in known if word in each.meaning.lower()]:
         return matches
     keys = dict.fromkeys(part for each in known for part in (each.key, each.key.rpartition(".")[2]))
     near = difflib.get_close_matches(words, list(keys), n=3, cutoff=0.5)

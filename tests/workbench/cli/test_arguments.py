@@ -83,8 +83,20 @@ def test_the_program_offers_to_install_it(monkeypatch: pytest.MonkeyPatch, capsy
     assert "--install-completion" in capsys.readouterr().out
 
 
+GROUPS = ("Before a run", "Train", "Score and use what was trained", "Merge and ship", "Look up")
+
+
+def test_without_a_verb_three_commands_are_shown() -> None:
+    result = CliRunner().invoke(verbs.app, [])
+    shown = [line for line in result.output.splitlines() if line.startswith("  workbench ")]
+    assert result.exit_code == 0 and [line.split()[1] for line in shown] == ["run", "init", "explain"]
+    assert "workbench --help" in result.output
+
+
 def test_help_says_of_every_verb_a_whole_sentence() -> None:
-    listed = CliRunner().invoke(verbs.app, ["--help"]).output.partition("Commands:\n")[2].splitlines()
+    groups = CliRunner().invoke(verbs.app, ["--help"]).output.split("\n\n")[-5:]
+    assert [group.partition(":\n")[0] for group in groups] == list(GROUPS)
+    listed = [line for group in groups for line in group.strip().splitlines()[1:]]
     assert len(listed) == len(verbs.app.registered_commands)
     assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []
 
