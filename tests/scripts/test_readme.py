@@ -1,0 +1,39 @@
+"""README: as long as one reads, and every figure in it is one of the page that its script's tables are on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+MEASURED = {
+    **{path.name: ROOT / "scripts" / "bench" / "README.md" for path in (ROOT / "scripts" / "bench").glob("*.py")},
+    "gpu.py": ROOT / "scripts" / "gpu" / "README.md",
+}
+"""Page with the tables of each script."""
+NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?")
+
+
+def _figures() -> list[tuple[str, str]]:
+    """What was measured, and the script that measures it, of each line of the table."""
+    section = README.partition("## Figures\n")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("| ") and ".py`" in line]
+    return [(measured, re.findall(r"`(\w+\.py)`", by)[0]) for _, _, measured, by, _ in rows]
+
+
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_every_figure_stands_in_a_table_of_its_page() -> None:
+    assert len(_figures()) >= 8
+    for measured, script in _figures():
+        page = MEASURED[script].read_text()
+        assert script in page, script
+        for number in NUMBER.findall(measured):
+            assert re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d]|\.\d)", page), (measured, number, script)
+
+
+def test_what_never_ran_stands_before_what_is_promised() -> None:
+    assert README.index("have not run yet") < README.index("It refuses to teach nothing")
