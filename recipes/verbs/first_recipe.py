@@ -48,6 +48,8 @@ RATE = 2e-4
 """Learning rate of other backbones than the shipped ones, whose recipes have rates for 6 M parameters."""
 COVERED = 0.99
 """Share of the rows that are read whole."""
+STEPS = 100
+"""Steps of a run over few rows."""
 READ = 4096
 """Tokens to which rows are cut while their lengths are looked at."""
 
@@ -158,7 +160,7 @@ def _words(wishes: Wishes) -> Iterator[str]:
 def _with_lengths(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
     """The recipe with rows cut where almost all are whole, and what there is to say of its keys."""
     if not config.task.writes_text or config.task.head != "text":
-        return check(config).config, {}
+        return _long_enough(config, getattr(check(config), "steps", None), {})
     data = config.data.model_copy(update={"max_tokens": READ})
     inspection = check(
         RunConfig.model_validate(config.model_dump(exclude_unset=True) | {"data": data.model_dump(exclude_unset=True)})
@@ -170,7 +172,17 @@ def _with_lengths(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
     values["data"]["max_tokens"] = covers
     half = int(np.median(lengths))
     says = f"{COVERED:.0%} of your {len(lengths):,} training rows are no longer; half have {half:,} or fewer"
-    return RunConfig.model_validate(values), {"data.max_tokens": says}
+    return _long_enough(RunConfig.model_validate(values), inspection.steps, {"data.max_tokens": says})
+
+
+def _long_enough(config: RunConfig, steps: int | None, comments: dict[str, str]) -> tuple[RunConfig, dict[str, str]]:
+    """The recipe with more passes over rows that are too few to move an adapter in one, unless a budget ends it."""
+    if steps is None or not config.schedule.about_short(steps):
+        return config, comments
+    values = config.model_dump(exclude_unset=True)
+    values["train"] = {key: value for key, value in values["train"].items() if key != "epochs"} | {"steps": STEPS}
+    says = f"with so few rows {'one pass has' if steps == 1 else 'its passes have'} {steps} step{'s' * (steps > 1)}"
+    return RunConfig.model_validate(values), comments | {"train.steps": says}
 
 
 def _seconds(seconds: float | None) -> str:

@@ -95,3 +95,14 @@ def test_comments_stand_behind_their_own_keys() -> None:
     text = "a:\n  b: 1\n  c:\n    b: 2\nb: 3\n"
     assert [line.split() for line in commented(text, {"a.c.b": "deep"}).splitlines()][3] == ["b:", "2", "#", "deep"]
     assert commented(text, {"b": "top"}).count("#") == 1
+
+
+@pytest.mark.parametrize("time", [None, "10m"])
+def test_a_recipe_of_five_rows_trains_long_enough_to_learn_them(tmp_path: Path, stories: str, time: str | None) -> None:
+    file = lines(
+        tmp_path / "rows.jsonl", *({"question": f"How many is {n}?", "answer": f"It is {n}."} for n in range(5))
+    )
+    write(Wishes(file, "answers", stories, time=time), tmp_path / "mine.yaml")
+    found = check(load(str(tmp_path / "mine.yaml")))
+    steps = found.steps  # type: ignore[union-attr]
+    assert steps >= 100 and not found.config.schedule.about_short(steps)
