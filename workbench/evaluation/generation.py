@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FILE = "samples.jsonl"
+ReadT = TypeVar("ReadT")
 
 
 def generate(
@@ -429,6 +430,38 @@ def complete(
     scoring: ModelResults | None = None,
 ) -> list[str]:
     """Greedy continuations of prompts (of an encoder-decoder: its answers), in order; similar lengths share a batch."""
+
+    def text(ids: Indices) -> str:
+        return _text(tokenizer, ids).strip()
+
+    return _continued(model, prompts, text, stop=stop, max_new_tokens=max_new_tokens, scoring=scoring)
+
+
+def complete_ids(
+    model: nn.Module,
+    prompts: Sequence[Indices],
+    *,
+    stop: Sequence[int],
+    max_new_tokens: int,
+    scoring: ModelResults | None = None,
+) -> list[list[int]]:
+    """The same as ids, up to and including the first one of `stop`."""
+
+    def ended(ids: Indices) -> list[int]:
+        return [int(each) for each in answer_of(ids, stop)]
+
+    return _continued(model, prompts, ended, stop=stop, max_new_tokens=max_new_tokens, scoring=scoring)
+
+
+def _continued(
+    model: nn.Module,
+    prompts: Sequence[Indices],
+    read: Callable[[Indices], ReadT],
+    *,
+    stop: Sequence[int],
+    max_new_tokens: int,
+    scoring: ModelResults | None,
+) -> list[ReadT]:
     device = next(model.parameters()).device
     encodes: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     settings = generation_config(stop, max_new_tokens=max_new_tokens)
@@ -436,7 +469,7 @@ def complete(
     def stopping() -> bool:
         return scoring is not None and scoring.store.stopping
 
-    def compute(rows: Indices) -> list[str] | None:
+    def compute(rows: Indices) -> list[ReadT] | None:
         chosen = [prompts[row] for row in rows]
         inputs = encoder_inputs(chosen) if encodes else padded_on_the_left(chosen)
         on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
@@ -444,7 +477,7 @@ def complete(
         if stopping():
             return None  # the answers may be unfinished
         begin = 1 if encodes else inputs["input_ids"].shape[1]  # a decoder's own first token is its start token
-        return [_text(tokenizer, ids).strip() for ids in output[:, begin:]]
+        return [read(ids) for ids in output[:, begin:].cpu().numpy()]
 
     lengths = np.asarray([len(prompt) + max_new_tokens for prompt in prompts], dtype=np.int64)
     return over_rows(model, lengths, compute, scoring=scoring, content=map(np.asarray, prompts))

@@ -66,8 +66,8 @@ def overlong_penalty(tokens_B: Tensor, *, limit: int, buffer: int) -> Tensor:
 
 
 def all_rewards_equal(reward_PG: Tensor) -> Tensor:
-    """Whether all answers to a prompt have the same reward (P,), so that nothing can be learnt from it."""
-    return (reward_PG == reward_PG[:, :1]).all(1)
+    """Whether all answers to a prompt have the same reward (P,), so that nothing can be learnt from it; NaN is none."""
+    return reward_PG.nan_to_num(-math.inf).amax(1) <= reward_PG.nan_to_num(math.inf).amin(1)
 
 
 class Clipped(NamedTuple):

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,14 +26,18 @@ from workbench.data.batching import Indices, MicroBatch, evenly_spaced
 from workbench.data.held_out_split import Splits
 from workbench.data.text import generated_answers, tokenized
 from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.generated_answers import Episode, SampledAnswer, WriteTurns
 from workbench.data.text.prompts import PromptEncoder, sampled_prompts
 from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.tokenized_set import TokenizedSet, require_ends
+from workbench.data.text.tool_calls import CallReader
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer, rewards
 from workbench.evaluation.forward_passes import ModelResults, stored_results
 from workbench.evaluation.generation import AnswerSampler
 from workbench.evaluation.rewards.reward_sum import RowJudge
+from workbench.evaluation.tools.episodes import EpisodePlayer, EpisodeStart
+from workbench.evaluation.tools.toolbox import Toolbox
 from workbench.models import backbones
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
@@ -41,9 +46,10 @@ from workbench.recipes.single.single_run import Scored
 from workbench.recipes.tasks.reinforce import rollout_server
 from workbench.recipes.tasks.sft import text_run
 from workbench.recipes.tasks.sft.text_run import StartedRun, read_template
-from workbench.runs import files, units
+from workbench.runs import files, trust, units
 from workbench.runs.openai_client import OpenAIClient
 from workbench.runs.run_directory import Run
+from workbench.runs.trust import Trust
 from workbench.training import preference_objective, preflight
 from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
@@ -60,17 +66,37 @@ KEPT = "rollout"
 """Name of the answers of the present step in a checkpoint."""
 
 
+def toolbox(config: RunConfig, *, read_from: tuple[Path, Trust] | None = None) -> Toolbox | None:
+    """The tools of a run, if it has any. Raises ConfigError: they cannot be used, or `read_from`, the run directory
+    that the configuration was read from, is not trusted."""
+    section = config.reinforce.tools
+    if section.file is None:
+        return None
+    if read_from is not None and not read_from[1].given:
+        raise trust.refused(read_from[0], f"its tools need {section.file}", read_from[1])
+    return Toolbox(section)
+
+
+def prompt_encoder(template: ChatEncoder, tools: Toolbox | None) -> PromptEncoder:
+    """Writes prompts that offer the tools of a run."""
+    return PromptEncoder(template, () if tools is None else tools.schemas)
+
+
 def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[TokenizedSet], list[str]]:
     """Tokenizer, form of the rows, prompts, and names of the modules that get an adapter; refuses what would fail."""
     hub = backbones.of_one_sequence(config.model, recipe="reinforce")
-    if not config.rewards:
+    tools = toolbox(config)
+    if not config.rewards and not (tools is not None and tools.rewards):
         raise ConfigError(
             "rewards: recipe reinforce learns from rewards, and there are none. Write for example "
             "rewards='[{kind: number, answer: answer}]', or a function of your own: [{file: my_reward.py}]."
         )
     tokenizer = backbones.tokenizer(config.model)
     template = conversation_encoder(hub, tokenizer, template=read_template(config))
-    data = tokenized.load(config.data, tokenizer, PromptEncoder(template), seed=config.seed)
+    if tools is not None:
+        CallReader(tokenizer, template)
+        tools.start()
+    data = tokenized.load(config.data, tokenizer, prompt_encoder(template, tools), seed=config.seed)
     require_ends(data)
     train = sampled_prompts(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
@@ -96,21 +122,26 @@ def _require_room(config: RunConfig, rows: RolloutRows, limit: int | None) -> No
         )
 
 
-def judges(config: RunConfig, data: Splits[TokenizedSet], tokenizer: PreTrainedTokenizerBase) -> list[RowJudge]:
+def judges(
+    config: RunConfig, data: Splits[TokenizedSet], tokenizer: PreTrainedTokenizerBase, tools: Toolbox | None = None
+) -> list[RowJudge]:
     """The rewards of the run, for the rows of each table."""
     reward_sum = rewards.build(config.rewards)
     held_out, test = config.data.files_of("held_out"), config.data.files_of("test")
     read_from = [(data.train, config.data.training_files), (data.held_out, held_out), (data.test, test)]
     tables = {id(split.table): (split, files) for split, files in read_from if split is not None}
-    judging = [RowJudge(reward_sum, split, files, tokenizer) for split, files in tables.values()]
+    schemas = () if tools is None else tools.schemas
+    judging = [RowJudge(reward_sum, split, files, tokenizer, schemas) for split, files in tables.values()]
     for judge in judging:
         judge.require(config.rewards)
     return judging
 
 
-def scored_rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder) -> TokenizedSet:
+def scored_rows(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder, tools: Toolbox | None = None
+) -> TokenizedSet:
     """The prompts of `data.test` where there are any, else the held-out ones."""
-    encoder = PromptEncoder(template)
+    encoder = prompt_encoder(template, tools)
     split = tokenized.read_files(config.data.test_files, config.data, tokenizer, encoder)
     return split or tokenized.load(config.data, tokenizer, encoder, seed=config.seed).held_out
 
@@ -122,7 +153,12 @@ class RewardedAnswer:
     place: str
     prompt: str
     answer: str
+    """Its text; of an episode all turns, with calls and what they gave."""
     reward: float
+    tokens: int
+    """Tokens that the model wrote."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Turns, calls and tool errors of an episode."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +168,7 @@ class ReinforceRun(StartedRun):
     judges: list[RowJudge] = field(kw_only=True)
     server: OpenAIClient | None = field(default=None, kw_only=True)
     """Writes the answers, where the model that trains does not."""
+    tools: Toolbox | None = field(default=None, kw_only=True)
 
     def write_before(self, start: ExportedModel) -> None:
         scoring = stored_results(self.config, self.run, self.callback.stop_requested, model="before")
@@ -144,9 +181,12 @@ class ReinforceRun(StartedRun):
         section, device, known = self.config.reinforce, backbones.device(), len(self.tokenizer)
         temperature = section.temperature
         read = partial(preference_objective.log_probs, live.model, live.head, temperature=temperature)
+        judge = self._judge(self.data.train)
+        player = None if self.tools is None else self._player(live, self.data.train)
+        stop = live.stop if player is None else player.player.stop
         sampler: SamplesAnswers
         if self.server is None:
-            sampler = AnswerSampler(live.model, known=known, stop=live.stop, temperature=temperature)
+            sampler = AnswerSampler(live.model, known=known, stop=stop, temperature=temperature)
         else:
             sampler = rollout_server.sampler(self.server, self.config, self.run, live, known=known)
         if section.start is None:
@@ -157,11 +197,12 @@ class ReinforceRun(StartedRun):
             sampled_prompts(self.data.train, self.config),
             section,
             sampler,
-            self._judge(self.data.train),
+            judge,
             own=objective.own_reader(live.model, live.head, temperature, device=device),
             reference=reference,
             seed=self.config.seed,
-            stop=live.stop,
+            stop=stop,
+            player=player,
         )
         return self.signal(rows, read)._replace(keeps={KEPT: rows})
 
@@ -188,9 +229,12 @@ class ReinforceRun(StartedRun):
             return ()
         rows, judge = self.data.held_out, self._judge(self.data.held_out)
         order = np.random.default_rng(self.config.seed).permutation(len(rows))[: self.sample_count]
-        prompts, written = self._written(live, rows, order, None)
-        pairs = zip(order, prompts, written, strict=True)
-        return [GeneratedAnswer(rows.place(int(row)), judge.text(prompt), "", text) for row, prompt, text in pairs]
+        prompts, episodes = self._episodes(live, rows, order, None)
+        pairs = zip(order, prompts, episodes, strict=True)
+        return [
+            GeneratedAnswer(rows.place(int(row)), judge.text(prompt), "", each.transcript)
+            for row, prompt, each in pairs
+        ]
 
     @property
     def sample_count(self) -> int:
@@ -201,11 +245,12 @@ class ReinforceRun(StartedRun):
             answers, named = self._answered(model, rows, scoring)
         figures = {f"reward[{name}]": np.asarray(values) for name, values in named.items()} if len(named) > 1 else {}
         figures |= {
-            "answer_tokens": np.asarray(
-                [len(self.tokenizer(each.answer, add_special_tokens=False)["input_ids"]) for each in answers]
-            ),
+            "answer_tokens": np.asarray([each.tokens for each in answers]),
             "repetition": np.asarray([generated_answers.repetition(each.answer) for each in answers]),
         }
+        if self.tools is not None:
+            figures["success"] = np.asarray([each.reward >= generated_answers.SUCCESS for each in answers])
+            figures |= {name: np.asarray([each.counts[name] for each in answers]) for name in answers[0].counts}
         reward_N = np.asarray([each.reward for each in answers])
 
         def of_some(own: Indices) -> dict[str, float]:
@@ -222,12 +267,19 @@ class ReinforceRun(StartedRun):
     ) -> tuple[list[RewardedAnswer], dict[str, Any]]:
         """Greedy answers to `evaluate.answers` prompts, evenly spaced, and their rewards by name."""
         chosen = self._chosen(rows)
-        prompts, written = self._written(model, rows, chosen, scoring)
-        judge = self._judge(rows)
-        named = judge.of_texts(rows.rows[chosen].tolist(), written)
+        prompts, episodes = self._episodes(model, rows, chosen, scoring)
+        judge, numbers = self._judge(rows), rows.rows[chosen].tolist()
+        if self.tools is None:
+            named = judge.of_texts(numbers, [each.text for each in episodes])
+            lengths = [len(self.tokenizer(each.text, add_special_tokens=False)["input_ids"]) for each in episodes]
+        else:
+            named, lengths = judge.of_episodes(numbers, episodes), [each.tokens for each in episodes]
+        parts = zip(chosen, prompts, episodes, judge.total(named), lengths, strict=True)
         answers = [
-            RewardedAnswer(rows.place(int(row)), judge.text(prompt), text, float(reward))
-            for row, prompt, text, reward in zip(chosen, prompts, written, judge.total(named), strict=True)
+            RewardedAnswer(
+                rows.place(int(row)), judge.text(prompt), each.transcript, float(reward), length, each.counts
+            )
+            for row, prompt, each, reward, length in parts
         ]
         return answers, named
 
@@ -241,17 +293,36 @@ class ReinforceRun(StartedRun):
         reward_N = np.asarray([each.reward for each in answers])
         return named_sets.scored(rows.subset(self._chosen(rows)), lambda own: {"reward": float(reward_N[own].mean())})
 
-    def _written(
+    def _player(self, model: ExportedModel, rows: TokenizedSet) -> RowPlayer:
+        assert self.tools is not None and isinstance(self.template, ChatEncoder)
+        stop = model.stop or evaluation.stop_tokens(self.tokenizer, self.data.train)
+        limit = self.config.reinforce.max_new_tokens
+        player = EpisodePlayer(self.tools, self.template, self.tokenizer, stop=stop, limit=limit)
+        return RowPlayer(player, self._judge(rows))
+
+    def _episodes(
         self, model: ExportedModel, rows: TokenizedSet, chosen: Indices, scoring: ModelResults | None
-    ) -> tuple[list[Indices], list[str]]:
+    ) -> tuple[list[Indices], list[Episode]]:
         """Chosen prompts, and greedy answers to them."""
         prompts = [rows[int(row)].input_ids[:-1] for row in chosen]
         stop = model.stop or evaluation.stop_tokens(self.tokenizer, self.data.train)
         most = self.config.reinforce.max_new_tokens
+        if self.tools is not None:
+            player = self._player(model, rows)
+
+            def write(_: Any, contexts: Sequence[Indices], taken: Sequence[int]) -> list[SampledAnswer]:
+                new = most - min(taken)
+                ids = evaluation.complete_ids(
+                    model.model, contexts, stop=player.player.stop, max_new_tokens=new, scoring=scoring
+                )
+                turns = [SampledAnswer(np.asarray(each, dtype=np.int64), None) for each in ids]
+                return [turn.first(most - start) for turn, start in zip(turns, taken, strict=True)]
+
+            return prompts, player.play(rows.rows[chosen].tolist(), prompts, write)
         written = evaluation.complete(
             model.model, prompts, self.tokenizer, stop=stop, max_new_tokens=most, scoring=scoring
         )
-        return prompts, written
+        return prompts, [Episode((), False, text) for text in written]
 
     def predictions(
         self, model: ExportedModel, rows: TokenizedSet, outputs: Any, before: Mapping[str, Any]
@@ -267,6 +338,18 @@ class ReinforceRun(StartedRun):
             columns["reward_before"] = [before[each.place][1] for each in outputs]
         columns |= {"after": [each.answer for each in outputs], "reward_after": [each.reward for each in outputs]}
         return pd.DataFrame(columns)
+
+
+@dataclass(frozen=True)
+class RowPlayer:
+    """Plays episodes of the rows of a table."""
+
+    player: EpisodePlayer
+    judge: RowJudge
+
+    def play(self, rows: Sequence[int], asked: Sequence[Indices], write: WriteTurns) -> list[Episode]:
+        starts = [EpisodeStart(ids, *self.judge.question(row)) for row, ids in zip(rows, asked, strict=True)]
+        return self.player.play(starts, write)
 
 
 class PlannedRollouts(ReinforceRun):

@@ -11,8 +11,8 @@ import numpy as np
 from torch import nn
 
 from workbench import adapters, evaluation
-from workbench.config import RunConfig, model_heads
-from workbench.data import mixture
+from workbench.config import RunConfig, model_heads, plugins
+from workbench.data import mixture, starter
 from workbench.data.batching import evenly_spaced
 from workbench.data.held_out_split import Splits
 from workbench.data.rows import fingerprint
@@ -23,17 +23,20 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import rewards
 from workbench.evaluation.generation import AnswerSampler
 from workbench.evaluation.rewards.reward_sum import RowJudge
+from workbench.evaluation.tools.episodes import EpisodePlayer
+from workbench.evaluation.tools.toolbox import Toolbox
 from workbench.models import backbones, exported
 from workbench.models.backbones import Loader
 from workbench.recipes.inspection import SHOWN, Inspection, unread
 from workbench.recipes.task import DryTask, RowFile, Scores, ScoringOptions
 from workbench.recipes.tasks.reinforce import reinforce_run, rollout_server
-from workbench.recipes.tasks.reinforce.reinforce_run import PlannedRollouts, ReinforceRun
+from workbench.recipes.tasks.reinforce.reinforce_run import PlannedRollouts, ReinforceRun, RowPlayer
 from workbench.recipes.tasks.sft.task import TokenTask, conversations, dry_text, outputs, survey
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback, Silent
 from workbench.training.optim.schedules import total_steps
+from workbench.training.reinforcement.rollouts import TurnWriter
 
 if TYPE_CHECKING:
     from workbench.data.text.quality.survey import SourceRows
@@ -45,7 +48,9 @@ ANSWERS = 2
 Shown = list[tuple[str, list[tuple[str, bool]]]]
 
 
-def _answered(config: RunConfig, data: Splits[TokenizedSet], judge: RowJudge) -> Shown:
+def _answered(
+    config: RunConfig, data: Splits[TokenizedSet], judge: RowJudge, template: ChatEncoder, tools: Toolbox | None
+) -> Shown:
     """Some prompts, each with answers that the model draws before it is trained, and their rewards."""
     section, train = config.reinforce, data.train
     tokenizer = backbones.tokenizer(config.model)
@@ -56,21 +61,32 @@ def _answered(config: RunConfig, data: Splits[TokenizedSet], judge: RowJudge) ->
     chosen = evenly_spaced(len(train), SHOWN)
     prompts = [train[int(row)].input_ids[:-1] for row in chosen]
     stop = evaluation.stop_tokens(tokenizer, train)
+    player = None
+    if tools is not None:
+        player = EpisodePlayer(tools, template, tokenizer, stop=stop, limit=section.max_new_tokens)
+        stop = player.stop
     sampler = AnswerSampler(model, known=len(tokenizer), stop=stop, temperature=section.temperature)
     numbers = [
         generated_answers.sampling_numbers([config.seed, int(row)], answers=ANSWERS, tokens=section.max_new_tokens)
         for row in chosen
     ]
-    written = [answer for group in sampler.answer(prompts, numbers) for answer in group]
     rows = np.repeat(chosen, ANSWERS)
-    named = judge.named(train.rows[rows].tolist(), written)
+    table_rows = train.rows[rows].tolist()
+    writer = TurnWriter(sampler, numbers, scored=False)
+    if player is None:
+        written = [one.ids for one in writer.answers(prompts)]
+        named, texts = judge.named(table_rows, written), [judge.text(each) for each in written]
+    else:
+        asked = [prompt for prompt in prompts for _ in range(ANSWERS)]
+        episodes = RowPlayer(player, judge).play(table_rows, asked, writer.turns)
+        named, texts = judge.of_episodes(table_rows, episodes), [each.transcript for each in episodes]
     totals = judge.total(named)
     shown: Shown = []
-    for number, (row, answer) in enumerate(zip(rows, written, strict=True)):
+    for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
         each = ", ".join(f"{name} {values[number]:g}" for name, values in named.items())
         prompt = str(tokenizer.decode(train[int(row)].input_ids[:-1]))
         title = f"{train.place(int(row))}, reward {totals[number]:g} ({each})"
-        shown.append((title, [(prompt, False), (judge.text(answer) or "(nothing)", True)]))
+        shown.append((title, [(prompt, False), (text or "(nothing)", True)]))
     return shown
 
 
@@ -97,8 +113,11 @@ class ReinforceTask(TokenTask):
     ) -> ReinforceRun:
         # Data first: it is the cheapest thing to get wrong, and needs no weights.
         tokenizer, template, data, _ = reinforce_run.prepare(config)
-        judging = reinforce_run.judges(config, data, tokenizer)
-        return ReinforceRun(config, run, callback, tokenizer, template, data, judges=judging, loader=loader)
+        tools = reinforce_run.toolbox(config)
+        judging = reinforce_run.judges(config, data, tokenizer, tools)
+        return ReinforceRun(
+            config, run, callback, tokenizer, template, data, judges=judging, tools=tools, loader=loader
+        )
 
     def main(self, config: RunConfig, run: Run, callback: Callback) -> Scores:
         reinforce = self.begin(config, run, callback)
@@ -114,8 +133,9 @@ class ReinforceTask(TokenTask):
             return reinforce.finish()
 
     def inspect(self, config: RunConfig) -> Inspection:
-        tokenizer, _, data, modules = reinforce_run.prepare(config)
-        (judge, *_) = reinforce_run.judges(config, data, tokenizer)
+        tokenizer, template, data, modules = reinforce_run.prepare(config)
+        tools = reinforce_run.toolbox(config)
+        (judge, *_) = reinforce_run.judges(config, data, tokenizer, tools)
         with rollout_server.opened(config) as server:
             if server is not None:
                 rollout_server.require(server, config, tokenizer, data.train)
@@ -128,7 +148,7 @@ class ReinforceTask(TokenTask):
         return Inspection(
             config=config,
             data=data,
-            examples=_answered(config, data, judge),
+            examples=_answered(config, data, judge, template, tools),
             targets=modules,
             steps=steps,
             notes=[
@@ -143,19 +163,21 @@ class ReinforceTask(TokenTask):
         reward_sum = rewards.build(config.rewards, read_from=(run, turn.trust))
         model = exported.load(run, config)
         assert isinstance(model.template, ChatEncoder)
-        rows = reinforce_run.scored_rows(config, model.tokenizer, model.template)
+        tools = reinforce_run.toolbox(config, read_from=(run, turn.trust))
+        rows = reinforce_run.scored_rows(config, model.tokenizer, model.template, tools)
         files = config.data.files_of("held_out" if config.data.test is None else "test")
-        judge = RowJudge(reward_sum, rows, files, model.tokenizer)
+        judge = RowJudge(reward_sum, rows, files, model.tokenizer, () if tools is None else tools.schemas)
         finished = Run(run, None, resumed=True)
         splits = Splits(rows, rows, None)
         scoring = reinforce_run.ReinforceRun(
-            config, finished, Silent(), model.tokenizer, model.template, splits, judges=[judge]
+            config, finished, Silent(), model.tokenizer, model.template, splits, judges=[judge], tools=tools
         )
         return scoring.score(model, rows).scores
 
     def files(self, config: RunConfig) -> Mapping[str, Mapping[str, str]]:
-        first = config.reinforce.warm_up
-        return {} if first is None else {"warm-up rows": {first: fingerprint(first)}}
+        first, tools = config.reinforce.warm_up, config.reinforce.tools.file
+        known = {} if first is None else {"warm-up rows": {first: fingerprint(first)}}
+        return known if tools is None else {**known, "tools": plugins.fingerprints([Path(starter.resolve(str(tools)))])}
 
     def outputs(self, run: Path, config: RunConfig) -> TextReference:
         return outputs(run, config, prompts_alone=True)

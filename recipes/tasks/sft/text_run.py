@@ -454,7 +454,7 @@ def read_template(config: RunConfig) -> str | None:
     if path is None:
         return None
     try:
-        return path.read_text(encoding="utf-8")
+        return Path(starter.resolve(str(path))).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"model.chat_template: {path} cannot be read ({error}). Write the path of a Jinja file, or leave it out."

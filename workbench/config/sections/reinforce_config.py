@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from workbench.config.sections.basic_sections import ServerAddress
+from workbench.config.sections.tools_config import ToolsConfig
 from workbench.schema import MayExecute, Section, Unit
 
 Baseline = Literal["group", "group_scaled", "leave_one_out", "batch"]
@@ -74,7 +75,8 @@ class ReinforceConfig(Section):
     answers: Annotated[int, Field(ge=2), Unit("answers to a prompt")] = 8
     """Answers that are written to each prompt of a step."""
     max_new_tokens: Annotated[PositiveInt, Unit("tokens")] = 256
-    """Most tokens of an answer, the one that ends it included."""
+    """Most tokens of an answer, the one that ends it included; of an episode with tools those of all turns, and of what
+    tools answered."""
     temperature: PositiveFloat = 1.0
     """Logits are divided by it, where answers are drawn and where their probabilities are computed."""
     updates: Annotated[PositiveInt, Unit("steps")] = 1
@@ -112,6 +114,7 @@ class ReinforceConfig(Section):
     drop_cut: bool = False
     """Answers that reached max_new_tokens carry no loss (overlong filtering)."""
     rollouts: RolloutsConfig = RolloutsConfig()
+    tools: ToolsConfig = ToolsConfig()
     importance_cap: NonNegativeFloat | None = None
     """The loss of a token is multiplied by its probability in training over that by which it was drawn, at most this
     (truncated importance sampling, Yao et al. 2025); 0: by 1. null: 2 where a server draws (rollouts.url), else 0."""
@@ -166,6 +169,11 @@ class ReinforceConfig(Section):
         return not self.pairs and (self.updates > 1 or (self.settings.kl == "reward" and self.settings.beta > 0))
 
     @property
+    def rows(self) -> int:
+        """Most rows of an answer: one, and with tools as many as it may have turns."""
+        return self.tools.turns if self.tools.file is not None else 1
+
+    @property
     def cap(self) -> float:
         """Highest weight of a token for who drew it; 0: none is weighed."""
         if self.importance_cap is not None:
@@ -194,6 +202,25 @@ class ReinforceConfig(Section):
                 "compared. Leave reinforce.temperature out, or write reinforce.importance_cap=0."
             )
 
+    def _tool_misfits(self) -> Iterator[str]:
+        tools = self.tools
+        if tools.file is None:
+            if given := [f"reinforce.tools.{key}" for key in type(tools).model_fields if tools.differs(key)]:
+                yield f"{given[0]} is for tools, and reinforce.tools.file names none. Name a file, or leave it out."
+            return
+        if self.pairs:
+            yield (
+                "reinforce.method=online_dpo compares two whole answers, and episodes with tools have turns. Write "
+                "reinforce.method=grpo, or leave reinforce.tools out."
+            )
+        if self.rollouts.url is not None:
+            yield (
+                "reinforce.tools are called here, where the model writes: a server of answers is not asked for turns. "
+                "Leave reinforce.rollouts out."
+            )
+        if tools.failed != "score" and tools.environment is None:
+            yield "reinforce.tools.failed is for an environment, and there is none. Leave it out, or name a class."
+
     def misfits(self, *, noise: bool) -> Iterator[str]:
         """Contradictions within the section and with the rest of the run, one sentence for each.
 
@@ -215,6 +242,7 @@ class ReinforceConfig(Section):
         if self.warm_up is not None and self.start is not None:
             yield "reinforce.warm_up begins with a fresh adapter, and reinforce.start with another. Leave one out."
         yield from self._served_misfits()
+        yield from self._tool_misfits()
         if self.trust and self.start is None:
             yield "reinforce.trust is for the code that reinforce.start names, and there is no start. Leave it out."
         for key in ("warm_up_steps", "warm_up_rate"):

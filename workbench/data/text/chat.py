@@ -523,10 +523,7 @@ class ChatEncoder:
         Templates of models that reason write the reasoning of the last answer only. To be learnt as it is generated,
         each answer has to be the last of a conversation, with what came before as it is served.
         """
-        inline, field, _ = self._reasoning
-        # A template that writes reasoning from a field of its own may not know it in front of an answer.
-        reads_field = "REASON" in field and inline.count("<think>") != field.count("<think>")
-        if reads_field and any(split_thoughts(message) is not message for message in example.messages):
+        if self.reads_reasoning and any(split_thoughts(message) is not message for message in example.messages):
             example = replace(example, messages=tuple(map(split_thoughts, example.messages)))
         numbers = learnt(example.messages, loss_on) if loss_on == "assistant" else []
         reasoned = [number for number in numbers if thoughts(example.messages[number])]
@@ -546,6 +543,12 @@ class ChatEncoder:
             )
             for count, number in enumerate(numbers, start=1)
         ]
+
+    @property
+    def reads_reasoning(self) -> bool:
+        """Whether the template writes reasoning from a field of its own, and may not know it in front of an answer."""
+        inline, field, _ = self._reasoning
+        return "REASON" in field and inline.count("<think>") != field.count("<think>")
 
     @cached_property
     def _reasoning(self) -> tuple[str, str, str]:
@@ -571,6 +574,32 @@ class ChatEncoder:
     def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
         """Ids of the conversation with the generation prompt: what generation starts from."""
         return self._tokenizer.tokenise(self._conversation("the conversation", messages, tools).text(prompt=True)).ids
+
+    def continued(
+        self, messages: Sequence[Message], count: int, tools: Sequence[Message], stop: Sequence[int], last: int
+    ) -> tuple[list[int], bool]:
+        """Ids that a conversation goes on with behind its answer `messages[count]`, up to where the next one begins;
+        and whether they stand behind the answer as it was generated. Where they do not, the template writes earlier
+        turns differently now, and the ids are those of all of the conversation.
+
+        Args:
+            stop: Ids that end an answer.
+            last: The last id that was generated.
+        """
+        before, said, whole = (
+            self._conversation("the conversation", messages[:each], tools).text(prompt=prompt)
+            for each, prompt in ((count, True), (count + 1, False), (len(messages), True))
+        )
+        written = said if said.startswith(before) else ""
+        ends = [str(self._tokenizer.tokenizer.decode([each])) for each in stop]
+        places = [written.rfind(end) + len(end) for end in ends if written.rfind(end) >= len(before)]
+        edge = max(places, default=len(said.rstrip()))
+        if not places and whole.startswith(end := str(self._tokenizer.tokenizer.decode([last])), edge):
+            edge += len(end)  # what ends the answer begins the next turn
+        tokens = self._tokenizer.tokenise(whole, [edge])
+        if not (whole.startswith(before) and whole.startswith(written[:edge] or "\0")):
+            return self._tokenizer.tokenise(whole).ids, False
+        return tokens.ids[tokens.between(0, edge)[1] :], True
 
     def generation_prompt(self) -> list[int]:
         """Ids that ask for the next answer, such as the header of its message; empty where the template has none."""

@@ -5,7 +5,8 @@ Legend: G answers to a prompt, T most tokens of an answer, S answers.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -51,7 +52,69 @@ class SampledAnswer(NamedTuple):
     """An answer, and how likely each of its tokens was to whom drew it."""
 
     ids: npt.NDArray[np.int64]
-    log_probs: Floats  # natural log-probability of each token, at the temperature of the draw
+    log_probs: Floats | None  # natural log-probability of each token, at the temperature of the draw; None: not told
+
+    def first(self, tokens: int) -> SampledAnswer:
+        """Its first tokens."""
+        return SampledAnswer(self.ids[:tokens], None if self.log_probs is None else self.log_probs[:tokens])
+
+
+class EpisodeRow(NamedTuple):
+    """Tokens that a model read and drew one after another: an answer, or turns with what tools answered between."""
+
+    ids: npt.NDArray[np.int64]  # behind the prompt, up to the last token that was drawn
+    drawn: npt.NDArray[np.bool_]  # which of them the model drew; the others carry no loss
+    log_probs: Floats | None = None  # natural log-probabilities of those, as the sampler reports them
+    kept: int | None = None  # tokens of the prompt that they stand behind; None: all
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An answer to a prompt, or several turns of a model, with the calls between."""
+
+    rows: Sequence[EpisodeRow]  # one, and another from each turn on before which a template rewrites earlier ones
+    cut: bool  # it reached a limit before it ended
+    text: str = ""  # the last turn, without calls
+    messages: tuple[Message, ...] = ()  # all of the conversation before that; empty where there are no tools
+    counts: Mapping[str, int] = field(default_factory=dict)  # turns, calls, and tool errors
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of its environment, by their names
+    failure: str = ""  # what its environment did wrong
+    dropped: bool = False  # nothing is learnt from it
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the model drew."""
+        return sum(int(row.drawn.sum()) for row in self.rows)
+
+    @property
+    def transcript(self) -> str:
+        """The turns since the last message of the user, as people read them."""
+        asked = max((n for n, each in enumerate(self.messages) if each["role"] == "user"), default=-1)
+        lines = [line for message in self.messages[asked + 1 :] for line in _shown(message)]
+        return "\n".join([*lines, self.text or "(nothing)"]) if lines else self.text
+
+
+SUCCESS = 1.0
+"""Reward from which on an episode counts as a success: that of a right answer."""
+
+
+def _shown(message: Message) -> list[str]:
+    if message["role"] != "assistant":
+        return [f"[{message['role']}] {message['content']}"]
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [f"[call] {each['name']}({json.dumps(each['arguments'], ensure_ascii=False)})" for each in functions]
+    return [*([message["content"]] if message["content"].strip() else []), *calls]
+
+
+WriteTurns = Callable[[Sequence[int], Sequence[npt.NDArray[np.int64]], Sequence[int]], Sequence[SampledAnswer]]
+"""Writes the next turns of some episodes, from their numbers, all tokens before, and how many of these stand behind the
+prompt."""
+
+
+def answered(ids: npt.NDArray[np.int64], log_probs: Floats | None, *, stop: Sequence[int]) -> Episode:
+    """An answer without tools as an episode."""
+    row = EpisodeRow(ids, np.ones(len(ids), dtype=np.bool_), log_probs)
+    return Episode([row], not len(ids) or int(ids[-1]) not in stop)
 
 
 def sampling_numbers(key: Sequence[int], *, answers: int, tokens: int) -> Floats:

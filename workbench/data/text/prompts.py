@@ -139,6 +139,9 @@ class PromptEncoder(WrappedEncoder):
     That token is the only one that carries loss, so that a row knows where an answer begins and how it ends.
     """
 
+    tools: tuple[dict[str, Any], ...] = ()
+    """Tools that every prompt offers, as a template reads them."""
+
     def reader(self, source: str, config: DataConfig) -> Iterator[RawRow]:
         """Yield the rows of a source, with a placeholder where there is no answer."""
         columns = config.columns
@@ -156,13 +159,18 @@ class PromptEncoder(WrappedEncoder):
         if example is None:
             return None
         example = without_answer(example)
+        if self.tools and example.text:
+            raise DataError("is raw text, which has no turns for tools. Name its column `question`, or write messages.")
+        if self.tools and example.tools:
+            raise DataError("has `tools` of its own beside reinforce.tools. Leave them out with data.ignore='[tools]'.")
+        example = replace(example, tools=self.tools or example.tools)
         if example.text:
             return replace(example, text=(*((text, False) for text, _ in example.text), (_PLACEHOLDER, True)))
         return replace(example, messages=(*example.messages, {"role": "assistant", "content": _PLACEHOLDER}))
 
     @property
     def identity(self) -> list[Any]:
-        return ["prompts", *self.base.identity]
+        return ["prompts", *self.base.identity, *([list(self.tools)] if self.tools else [])]
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
         """The prompt's ids, and the one that ends an answer."""

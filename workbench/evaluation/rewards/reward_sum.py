@@ -32,7 +32,8 @@ from workbench.data.batching import Indices, Row
 from workbench.data.rows import RawRow, excerpt
 from workbench.data.text import prompts, stepwise, tokenized
 from workbench.data.text.chat import ChatEncoder, Encoded, truncate
-from workbench.data.text.generated_answers import Answer, Floats, answer_to
+from workbench.data.text.formats import Example
+from workbench.data.text.generated_answers import Answer, Episode, Floats, answer_to
 from workbench.data.text.stepwise import StepEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
@@ -268,6 +269,7 @@ class RowJudge:
     Args:
         rows: Some rows of the table.
         files: Each file of the table's rows by name (empty where there is one), and how it is read.
+        tools: Schemas of the tools that episodes call.
     """
 
     def __init__(
@@ -276,10 +278,11 @@ class RowJudge:
         rows: TokenizedSet,
         files: Mapping[str, DataConfig],
         tokenizer: PreTrainedTokenizerBase,
+        tools: tuple[dict[str, Any], ...] = (),
     ) -> None:
         whole = replace(rows, rows=np.arange(len(rows.table)))
         self.table = rows.table
-        self._rewards, self._tokenizer = rewards, tokenizer
+        self._rewards, self._tokenizer, self.tools = rewards, tokenizer, tools
         prefixes = rows.prefixes or ("",) * max(1, len(rows.sources))
         self._raw: list[tuple[RawRow, DataConfig]] = [
             (replace(raw, place=prefix + raw.place), own)
@@ -297,19 +300,40 @@ class RowJudge:
 
     def of_texts(self, rows: Sequence[int], texts: Sequence[str]) -> dict[str, Floats]:
         """The same for answers as text."""
+        pairs = [(self.question(row), text) for row, text in zip(rows, texts, strict=True)]
+        return self._named([answer_to(question, text, columns) for (question, columns), text in pairs])
+
+    def of_episodes(self, rows: Sequence[int], episodes: Sequence[Episode]) -> dict[str, Floats]:
+        """The same for episodes, whose last turns are the answers, with the rewards that their environments gave: 0 of
+        one that failed."""
         answers = []
-        for row, text in zip(rows, texts, strict=True):
-            raw, config = self._raw[row]
-            question = prompts.question(raw, config)
-            assert question is not None, "every row of the table has a prompt"
-            answers.append(answer_to(question, text, raw.columns))
+        for row, episode in zip(rows, episodes, strict=True):
+            question, columns = self.question(row)
+            first = answer_to(question, episode.text, columns)
+            answers.append(replace(first, messages=episode.messages or first.messages, tools=self.tools))
+        given = sorted({name for each in episodes for name in each.rewards})
+        own = {name: np.asarray([float(each.rewards.get(name, 0.0)) for each in episodes]) for name in given}
+        if not given and not self._rewards.parts:
+            own = {"environment": np.zeros(len(episodes))}
+        return self._named(answers) | own
+
+    def question(self, row: int) -> tuple[Example, Mapping[str, Any]]:
+        """The prompt of a row, and its columns."""
+        raw, config = self._raw[row]
+        question = prompts.question(raw, config)
+        assert question is not None, "every row of the table has a prompt"
+        return question, raw.columns
+
+    def _named(self, answers: Sequence[Answer]) -> dict[str, Floats]:
         return {name: np.asarray(values, dtype=np.float64) for name, values in self._rewards.named(answers).items()}
 
     def total(self, named: Mapping[str, Floats]) -> Floats:
-        """The weighted sum of the rewards."""
+        """The weighted sum of the rewards; those of an environment count once."""
         listed = {name: values.tolist() for name, values in named.items()}
         count = len(next(iter(listed.values())))
-        return np.asarray(self._rewards.total(listed, count), dtype=np.float64)
+        parts = {part.name for part in self._rewards.parts}
+        given = [values for name, values in named.items() if name not in parts]
+        return np.asarray(self._rewards.total(listed, count), dtype=np.float64) + sum(given)
 
     def text(self, ids: Indices) -> str:
         """An answer as text, without special tokens."""

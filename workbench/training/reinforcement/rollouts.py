@@ -3,7 +3,10 @@
 What is written, scored and read is a function of (seed, step, prompt, answer) and the weights: a stopped run goes on
 with the same bits, from the answers in its checkpoint or from new ones that are equal.
 
-Legend: P prompts, G answers to each, S = P x G answers, T most tokens of an answer, N labels.
+With tools an answer is an episode of several turns, whose rows hold what tools answered between what was drawn.
+
+Legend: P prompts, G answers to each, E = P x G answers, S rows of them (E but where a template rewrites turns), T most
+tokens of an answer, N labels.
 """
 
 from __future__ import annotations
@@ -18,19 +21,21 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from workbench.config.sections.reinforce_config import ReinforceConfig
+from workbench.config.sections.reinforce_config import Baseline, ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch, Row, micro_batches, padded
 from workbench.data.text import generated_answers
-from workbench.data.text.generated_answers import Floats, SampledAnswer
+from workbench.data.text.generated_answers import Episode, Floats, SampledAnswer, WriteTurns
 from workbench.data.text.preference_pairs import ANSWER, ROW, with_answers
 from workbench.data.text.prompts import MixedPrompts
 from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.errors import ConfigError
 from workbench.losses import policy_losses
 from workbench.training import capacity
 from workbench.training.checkpoints import Checkpointed
 from workbench.training.preference_objective import dense
 
-_REWARD = "reward["
+_NAMED = ("rewards", "played")
+"""Fields that hold tensors by their names."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +44,11 @@ class Group:
 
     prompt: int
     """Number of the prompt in the data."""
-    answers: Sequence[Indices]
+    episodes: Sequence[Episode]
     rewards: Mapping[str, Floats]
     """Rewards of each answer by their names, without weights."""
     total: Floats
     """Their weighted sum, minus the penalty for long answers."""
-    sampled: Sequence[Floats] | None = None
-    """Log-probabilities with which the tokens of each answer were sampled; None: not recorded."""
     dull: bool = False
     """Whether all answers have the same reward before that penalty, so that nothing can be learnt."""
 
@@ -60,18 +63,26 @@ class Rollout:
     """Numbers of the prompts of the step."""
     prompts_P: Tensor
     """Numbers of the prompts that were answered, some of which may replace others."""
+    episode_S: Tensor
+    """Number of the answer that each row is of."""
     tokens_ST: Tensor
-    """Ids of the answers, padded with zeros."""
+    """Ids of the rows behind their prompts, padded with zeros."""
     counts_S: Tensor
     """Tokens of each."""
     cut_S: Tensor
     """Whether each reached its limit before it ended."""
-    total_S: Tensor
-    """Total reward, float64."""
+    total_E: Tensor
+    """Total reward, float64; NaN of an answer from which nothing is learnt, which has no rows."""
     first_S: Tensor
-    """The first answer to the same prompt with the same tokens and reward, which is computed for all of them."""
+    """The first row of the same prompt with the same tokens and reward, which is computed for all of them."""
     rewards: Mapping[str, Tensor] = field(default_factory=dict)
-    """Rewards (S,) by their names."""
+    """Rewards (E,) by their names."""
+    played: Mapping[str, Tensor] = field(default_factory=dict)
+    """Counts (E,) of episodes by what is counted."""
+    drawn_ST: Tensor | None = None
+    """Which tokens the model drew; None: all."""
+    kept_S: Tensor | None = None
+    """Tokens of its prompt that each row stands behind; None: all."""
     replaced: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     """Number of groups without signal that were replaced, (1,)."""
     old_ST: Tensor | None = None
@@ -85,7 +96,17 @@ class Rollout:
     @property
     def each(self) -> int:
         """Answers to a prompt, G."""
-        return len(self.counts_S) // len(self.prompts_P)
+        return len(self.total_E) // len(self.prompts_P)
+
+    @property
+    def total_S(self) -> Tensor:
+        """Total reward of each row's answer."""
+        return self.total_E[self.episode_S]
+
+    @property
+    def learnt_S(self) -> Tensor:
+        """Tokens of each row that carry loss."""
+        return self.counts_S if self.drawn_ST is None else self.drawn_ST.sum(1)
 
     @property
     def copies_S(self) -> Tensor:
@@ -94,16 +115,16 @@ class Rollout:
 
     @property
     def mask_ST(self) -> Tensor:
-        """Which tokens there are."""
-        return torch.arange(self.tokens_ST.shape[1], device=self.counts_S.device) < self.counts_S[:, None]
+        """Which of the T places of tokens that carry loss there are: they are counted without those between them."""
+        return torch.arange(self.tokens_ST.shape[1], device=self.counts_S.device) < self.learnt_S[:, None]
 
     @property
     def total_PG(self) -> Tensor:
         """Rewards by prompt."""
-        return self.total_S.view(len(self.prompts_P), -1)
+        return self.total_E.view(len(self.prompts_P), -1)
 
     def answer(self, slot: int) -> Indices:
-        """Ids of an answer."""
+        """Ids of a row behind its prompt."""
         ids: Indices = self.tokens_ST[slot, : int(self.counts_S[slot])].numpy().astype(np.int64)
         return ids
 
@@ -118,26 +139,37 @@ class Rollout:
 
     def state(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint."""
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rewards"}
-        named = {f"{_REWARD}{name}]": each for name, each in self.rewards.items()}
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _NAMED}
+        named = {f"{kind}[{name}]": each for kind in _NAMED for name, each in getattr(self, kind).items()}
         return {name: each for name, each in own.items() if each is not None} | named
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> Rollout:
         """The rollout whose `state` this is."""
-        named = {name[len(_REWARD) : -1]: each for name, each in state.items() if name.startswith(_REWARD)}
-        return cls(**{name: each for name, each in state.items() if not name.startswith(_REWARD)}, rewards=named)
+        own: dict[str, Any] = {name: each for name, each in state.items() if "[" not in name}
+        for kind in _NAMED:
+            start = f"{kind}["
+            own[kind] = {name[len(start) : -1]: each for name, each in state.items() if name.startswith(start)}
+        return cls(**own)
 
     def figures(self) -> dict[str, float]:
         """Figures for metrics.jsonl: rewards, lengths, and signs of reward hacking."""
         dull_P = policy_losses.all_rewards_equal(self.total_PG)
-        answers = [self.answer(slot) for slot in range(len(self.counts_S))]
-        rewards = {f"reward[{name}]": float(each.mean()) for name, each in self.rewards.items()}
+        rows = range(len(self.counts_S))
+        masks = [slice(None) if self.drawn_ST is None else self.drawn_ST[n, : int(self.counts_S[n])] for n in rows]
+        answers = [self.answer(slot)[masks[slot]] for slot in rows]
+        known_E = ~self.total_E.isnan()
+        rewards = {f"reward[{name}]": float(each[known_E].mean()) for name, each in self.rewards.items()}
+        counts = dict(self.played)
+        if counts:
+            counts["success"] = self.total_E >= generated_answers.SUCCESS
+        played = {f"episodes[{name}]": float(each.double().mean()) for name, each in counts.items()}
         return {
-            "reward[mean]": float(self.total_S.mean()),
-            "reward[spread]": float(self.total_S.std(correction=0)),
+            "reward[mean]": float(self.total_E[known_E].mean()),
+            "reward[spread]": float(self.total_E[known_E].std(correction=0)),
             **(rewards if len(rewards) > 1 else {}),
-            "answers[tokens]": float(self.counts_S.double().mean()),
+            **played,
+            "answers[tokens]": float(self.learnt_S.sum() / known_E.sum()),
             "answers[cut]": float(self.cut_S.double().mean()),
             "answers[repetition]": float(np.mean([generated_answers.repeated(each.tolist()) for each in answers])),
             "answers[no signal]": float(dull_P.double().mean()),
@@ -145,36 +177,45 @@ class Rollout:
         }
 
 
-def rolled_out(
-    groups: Sequence[Group], draws: Indices, epoch: int, *, limit: int, stop: Sequence[int], replaced: int
-) -> Rollout:
+def rolled_out(groups: Sequence[Group], draws: Indices, epoch: int, *, limit: int, replaced: int) -> Rollout:
     """The groups of a step as tensors.
 
     Args:
         draws: Numbers of the prompts of the step (P,).
         limit: T.
-        stop: Tokens that end an answer.
         replaced: Number of groups without signal that were replaced.
     """
-    answers = [each for group in groups for each in group.answers]
-    ids = padded([*answers, np.zeros(limit, dtype=np.int64)])[:-1]
-    counts = torch.tensor([len(each) for each in answers])
+    episodes = [each for group in groups for each in group.episodes]
+    rows = [(number, row) for number, each in enumerate(episodes) for row in each.rows]
+    ids = padded([*(row.ids for _, row in rows), np.zeros(limit, dtype=np.int64)])[:-1]
     names = groups[0].rewards
     totals = np.concatenate([group.total for group in groups])
-    first: dict[tuple[int, bytes, float], int] = {}
-    each = len(answers) // len(groups)
-    keys = [(slot // each, own.tobytes(), float(totals[slot])) for slot, own in enumerate(ids)]
-    sampled = [np.pad(own, (0, limit - len(own))) for group in groups for own in group.sampled or ()]
+    first: dict[tuple[Any, ...], int] = {}
+    each = len(episodes) // len(groups)
+    keys = [
+        (number // each, own.tobytes(), row.drawn.tobytes(), row.kept, float(totals[number]))
+        for (number, row), own in zip(rows, ids, strict=True)
+    ]
+    drawn = np.stack([np.pad(row.drawn, (0, limit - len(row.drawn))) for _, row in rows])
+    logs = [row.log_probs for _, row in rows if row.log_probs is not None]
+    sampled = [np.pad(own, (0, limit - len(own))) for own in logs]
+    whole = all(row.drawn.all() for _, row in rows)
+    kept = [-1 if row.kept is None else row.kept for _, row in rows]
+    counted = sorted({name for episode in episodes for name in episode.counts})
     return Rollout(
         epoch=torch.tensor([epoch]),
         draws_P=torch.from_numpy(np.array(draws, dtype=np.int64)),
         prompts_P=torch.tensor([group.prompt for group in groups]),
+        episode_S=torch.tensor([number for number, _ in rows]),
         tokens_ST=torch.from_numpy(ids),
-        counts_S=counts,
-        cut_S=torch.tensor([each[-1] not in stop for each in answers]),
-        total_S=torch.from_numpy(totals),
+        counts_S=torch.tensor([len(row.ids) for _, row in rows]),
+        cut_S=torch.tensor([episodes[number].cut for number, _ in rows]),
+        total_E=torch.from_numpy(totals),
         first_S=torch.tensor([first.setdefault(key, slot) for slot, key in enumerate(keys)]),
         rewards={name: torch.from_numpy(np.concatenate([group.rewards[name] for group in groups])) for name in names},
+        played={name: torch.tensor([episode.counts[name] for episode in episodes]) for name in counted},
+        drawn_ST=None if whole else torch.from_numpy(drawn),
+        kept_S=None if min(kept) < 0 else torch.tensor(kept),
         replaced=torch.tensor([replaced]),
         sampled_ST=torch.tensor(np.stack(sampled), dtype=torch.float32) if sampled else None,
     )
@@ -182,9 +223,9 @@ def rolled_out(
 
 def blank(limit: int) -> Rollout:
     """A rollout of no step, whose one answer is as long as any can be, to measure memory."""
-    group = Group(-1, [np.zeros(limit, dtype=np.int64)], {}, np.zeros(1))
+    group = Group(-1, [generated_answers.answered(np.zeros(limit, dtype=np.int64), None, stop=())], {}, np.zeros(1))
     zeros = torch.zeros(1, limit)
-    trial_rollout = rolled_out([group], np.asarray([-1]), -1, limit=limit, stop=(), replaced=0)
+    trial_rollout = rolled_out([group], np.asarray([-1]), -1, limit=limit, replaced=0)
     return replace(trial_rollout, old_ST=zeros, sampled_ST=zeros, reference_ST=zeros, advantage_ST=zeros.double())
 
 
@@ -208,11 +249,67 @@ class SamplesAnswers(Protocol):
         """The same answers, with the log-probabilities with which they were sampled."""
 
 
+class PlaysEpisodes(Protocol):
+    """Carries out the calls of a model, turn by turn."""
+
+    def play(self, rows: Sequence[int], asked: Sequence[Indices], write: WriteTurns) -> list[Episode]:
+        """An episode for each prompt, from its row number and tokens."""
+
+
+class TurnWriter:
+    """Draws answers, and turns of episodes, each token from the random number of its place behind the prompt.
+
+    Args:
+        draws: Random numbers (G, T) of the answers to each prompt.
+        scored: Whether to tell the log-probabilities of what is drawn.
+    """
+
+    def __init__(self, sampler: SamplesAnswers, draws: Sequence[Floats], *, scored: bool) -> None:
+        self._sampler, self._draws, self._scored = sampler, draws, scored
+
+    def answers(self, asked: Sequence[Indices]) -> list[SampledAnswer]:
+        """Answers to the prompts, those to each one after another."""
+        return self._written(asked, self._draws)
+
+    def turns(
+        self, numbers: Sequence[int], contexts: Sequence[Indices], taken: Sequence[int]
+    ) -> Sequence[SampledAnswer]:
+        """The next turns of some of these answers; see `WriteTurns`."""
+        each, limit = self._draws[0].shape
+        total = each * len(self._draws)
+        firsts = [contexts[n - n % each] for n in range(len(contexts))]
+        if len(numbers) == total and all(map(np.array_equal, contexts, firsts)):  # a prompt is read once for all
+            groups = np.arange(total).reshape(-1, each)
+        else:
+            groups = np.arange(len(numbers))[:, None]
+        width = limit - min(taken)  # turns are drawn together, and cut where there is less room
+        wide_EU = np.pad(np.concatenate(self._draws), ((0, 0), (0, limit)))
+        own = np.stack([wide_EU[n, start : start + width] for n, start in zip(numbers, taken, strict=True)])
+        written = self._written([contexts[group[0]] for group in groups], [own[group] for group in groups])
+        return [one.first(limit - start) for one, start in zip(written, taken, strict=True)]
+
+    def _written(self, asked: Sequence[Indices], draws: Sequence[Floats]) -> list[SampledAnswer]:
+        written: dict[int, list[SampledAnswer]] = {}
+        each, tokens = draws[0].shape
+        for batch in self._sampler.batches(asked, answers=each, tokens=tokens):
+            of_batch, draws_of_batch = [asked[row] for row in batch], [draws[row] for row in batch]
+            if self._scored:
+                groups = self._sampler.scored(of_batch, draws_of_batch)
+            else:
+                plain = self._sampler.answer(of_batch, draws_of_batch)
+                groups = [[SampledAnswer(ids, None) for ids in group] for group in plain]
+            written.update(zip(batch.tolist(), groups, strict=True))
+        return [answer for row in range(len(asked)) for answer in written[row]]
+
+
 class Judge(Protocol):
     """Rewards answers to the rows of a table."""
 
     def named(self, rows: Sequence[int], answers: Sequence[Indices]) -> dict[str, Floats]:
         """Rewards of answers by their names, from each answer's row number and tokens."""
+
+    def of_episodes(self, rows: Sequence[int], episodes: Sequence[Episode]) -> dict[str, Floats]:
+        """The same of episodes, with the rewards of their environments."""
 
     def total(self, named: Mapping[str, Floats]) -> Floats:
         """The weighted sum of rewards."""
@@ -256,9 +353,11 @@ class RolloutRows:
         self.figures: dict[str, float] = {}
         """Figures of these answers for metrics.jsonl."""
         longest = prompts.lengths - 1 + config.max_new_tokens
-        self._longest = longest * 2 if config.pairs else np.repeat(longest, config.answers)
+        self._each = config.answers * config.rows
+        self._longest = longest * 2 if config.pairs else np.repeat(longest, self._each)
         self._lengths, self._supervised = self._longest, np.ones(len(self._longest), dtype=np.int64)
         self._place: dict[int, int] = {}
+        """Place in the rollout of each prompt (pairs), or of each row."""
 
     def __len__(self) -> int:
         return len(self._drawn)
@@ -285,7 +384,7 @@ class RolloutRows:
 
     def place(self, index: int) -> str:
         """File and row of the prompt of example `index`."""
-        return self.prompts.place(index if self.config.pairs else index // self.config.answers)
+        return self.prompts.place(index if self.config.pairs else index // self._each)
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """The examples of the answers to the prompts of some draws."""
@@ -293,14 +392,23 @@ class RolloutRows:
 
     @property
     def _distinct(self) -> Indices:
-        examples = self._examples(self.now.prompts_P.numpy())
-        return examples if self.config.pairs else examples[self.now.copies_S.numpy() > 0]
+        if self.config.pairs:
+            return self.now.prompts_P.numpy()
+        return self._of_rows(self.now)[self.now.copies_S.numpy() > 0]
 
     def _examples(self, prompts: Indices) -> Indices:
         if self.config.pairs:
             return prompts
-        each = self.config.answers
-        examples: Indices = (prompts[:, None] * each + np.arange(each)).ravel()
+        examples: Indices = (prompts[:, None] * self._each + np.arange(self._each)).ravel()
+        return examples
+
+    def _of_rows(self, rollout: Rollout) -> Indices:
+        """The example of each row of a rollout (S,)."""
+        episode_S = rollout.episode_S.numpy()
+        begins_S = np.flatnonzero(np.diff(episode_S, prepend=-1))
+        turn_S = np.arange(len(episode_S)) - np.repeat(begins_S, np.diff(begins_S, append=len(episode_S)))
+        prompts_S = rollout.prompts_P.numpy()[episode_S // rollout.each]
+        examples: Indices = prompts_S * self._each + episode_S % rollout.each * self.config.rows + turn_S
         return examples
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
@@ -314,7 +422,7 @@ class RolloutRows:
         """
         slots = np.asarray([slot for index in indices for slot in self._slots(int(index))], dtype=np.int64)
         each = len(slots) // len(indices)
-        prompts = np.repeat(indices if self.config.pairs else indices // self.config.answers, each)
+        prompts = np.repeat(indices if self.config.pairs else indices // self._each, each)
         rows = [self._row(int(prompt), int(slot)) for prompt, slot in zip(prompts, slots, strict=True)]
         return replace(
             with_answers(self.prompts.collate(rows, epoch=epoch), slots),
@@ -328,16 +436,17 @@ class RolloutRows:
         if int(rollout.epoch) < 0:  # of no step
             return
         prompts = rollout.prompts_P.numpy()
-        self._place = {int(prompt): number for number, prompt in enumerate(prompts)}
-        asked = self.prompts.lengths[prompts] - 1
-        lengths_S = np.repeat(asked, rollout.each) + rollout.counts_S.numpy()
+        asked_S = np.repeat(self.prompts.lengths[prompts] - 1, rollout.each)[rollout.episode_S.numpy()]
+        lengths_S = (asked_S if rollout.kept_S is None else rollout.kept_S.numpy()) + rollout.counts_S.numpy()
         self._lengths, self._supervised = self._longest.copy(), np.ones(len(self._longest), dtype=np.int64)
         if self.config.pairs:
+            self._place = {int(prompt): number for number, prompt in enumerate(prompts)}
             self._lengths[prompts] = lengths_S[self._pairs(rollout)].sum(1)
         else:
-            examples = self._examples(prompts)
+            examples = self._of_rows(rollout)
+            self._place = {int(example): slot for slot, example in enumerate(examples)}
             self._lengths[examples] = lengths_S
-            counted_S = rollout.counts_S * ~rollout.cut_S if self.config.drop_cut else rollout.counts_S
+            counted_S = rollout.learnt_S * ~rollout.cut_S if self.config.drop_cut else rollout.learnt_S
             weight_S: Indices = policy_losses.weights(counted_S, self.config.settings.normalise).numpy()
             weight_S = weight_S if weight_S.any() else np.ones_like(weight_S)
             self._supervised[examples] = weight_S * rollout.copies_S.numpy()
@@ -358,13 +467,15 @@ class RolloutRows:
         if self.config.pairs:
             slots: list[int] = self._pairs(self.now)[self._place[index]].tolist()
             return slots
-        prompt, answer = divmod(index, self.config.answers)
-        return [self._place[prompt] * self.config.answers + answer]
+        return [self._place[index]]
 
     def _row(self, prompt: int, slot: int) -> Row:
         row, answer = self.prompts[prompt], self.now.answer(slot)
-        asked = row.input_ids[:-1]
+        kept = None if self.now.kept_S is None else int(self.now.kept_S[slot])
+        asked = row.input_ids[:-1][:kept]
         supervised = np.arange(len(asked) + len(answer)) >= len(asked)
+        if self.now.drawn_ST is not None:
+            supervised[len(asked) :] = self.now.drawn_ST[slot, : len(answer)].numpy()
         return row._replace(input_ids=np.concatenate([asked, answer]), supervised=supervised)
 
 
@@ -377,6 +488,7 @@ class Rollouts(RolloutRows, Checkpointed):
         own: Reads their log-probabilities before the first update.
         reference: Reads those of the reference.
         seed: Of the run.
+        player: Carries out calls of tools; None: there are none.
     """
 
     def __init__(
@@ -390,10 +502,11 @@ class Rollouts(RolloutRows, Checkpointed):
         reference: LogProbReader,
         seed: int,
         stop: Sequence[int],
+        player: PlaysEpisodes | None = None,
     ) -> None:
         super().__init__(prompts, config)
         self._sampler, self._judge, self._own, self._reference = sampler, judge, own, reference
-        self._seed, self._stop = seed, stop
+        self._seed, self._stop, self._player = seed, stop, player
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """The examples of the answers to the prompts of some draws, which are written where the step is new."""
@@ -434,7 +547,7 @@ class Rollouts(RolloutRows, Checkpointed):
                 groups[number] = group
             replaced += len(fresh)
         limit = self.config.max_new_tokens
-        return rolled_out(groups, draws, epoch, limit=limit, stop=self._stop, replaced=replaced)
+        return rolled_out(groups, draws, epoch, limit=limit, replaced=replaced)
 
     def _groups(self, prompts: Indices, *, key: Sequence[int]) -> list[Group]:
         each, limit = self.config.answers, self.config.max_new_tokens
@@ -443,31 +556,34 @@ class Rollouts(RolloutRows, Checkpointed):
             generated_answers.sampling_numbers([self._seed, SEED, *key, int(prompt)], answers=each, tokens=limit)
             for prompt in prompts
         ]
-        written: dict[int, list[Indices]] = {}
-        sampled: dict[int, list[Floats]] = {}
-        for batch in self._sampler.batches(asked, answers=each, tokens=limit):
-            of_batch, draws_of_batch = [asked[row] for row in batch], [draws[row] for row in batch]
-            if not self.config.corrects:
-                written.update(zip(batch.tolist(), self._sampler.answer(of_batch, draws_of_batch), strict=True))
-                continue
-            for row, group in zip(batch.tolist(), self._sampler.scored(of_batch, draws_of_batch), strict=True):
-                written[row], sampled[row] = [one.ids for one in group], [one.log_probs for one in group]
-        answers = [answer for row in range(len(prompts)) for answer in written[row]]
-        named = self._judge.named(np.repeat(self.prompts.rows[prompts], each).tolist(), answers)
+        rows = np.repeat(self.prompts.rows[prompts], each).tolist()
+        writer = TurnWriter(self._sampler, draws, scored=self.config.corrects)
+        if self._player is None:
+            written = writer.answers(asked)
+            episodes = [generated_answers.answered(*one, stop=self._stop) for one in written]
+            named = self._judge.named(rows, [one.ids for one in written])
+        else:
+            episodes = self._player.play(rows, [one for one in asked for _ in range(each)], writer.turns)
+            named = self._judge.of_episodes(rows, episodes)
         total = self._judge.total(named)
+        total[[one.dropped for one in episodes]] = np.nan
+        if np.isnan(total).all():
+            raise ConfigError(
+                f"reinforce.tools: each of {len(episodes)} episodes failed, the first one: {episodes[0].failure}. "
+                "Correct the file, or write a higher limit."
+            )
         dull_P = policy_losses.all_rewards_equal(torch.from_numpy(total).view(-1, each)).numpy()
         if buffer := self.config.buffer:
-            tokens = torch.tensor([len(answer) for answer in answers])
+            tokens = torch.tensor([max((len(row.ids) for row in one.rows), default=0) for one in episodes])
             penalty = policy_losses.overlong_penalty(tokens, limit=limit, buffer=buffer).numpy()
             # A group that should be replaced, and is not, teaches nothing: not length, either.
             total = total + (penalty * ~dull_P.repeat(each) if self.config.settings.resample else penalty)
         return [
             Group(
                 int(prompt),
-                written[row],
+                episodes[row * each : (row + 1) * each],
                 {name: values[row * each : (row + 1) * each] for name, values in named.items()},
                 total[row * each : (row + 1) * each],
-                sampled.get(row),
                 bool(dull_P[row]),
             )
             for row, prompt in enumerate(prompts)
@@ -508,9 +624,20 @@ def advantage(rollout: Rollout, config: ReinforceConfig) -> Tensor:
         return policy_losses.whitened(
             rollout.total_S[:, None] - policy_losses.returns_to_come(loss_ST, mask_ST), mask_ST
         )
-    reward_PG = (rollout.total_S - loss_ST.sum(1)).view_as(rollout.total_PG)
-    if settings.baseline == "leave_one_out":
-        value_PG = policy_losses.leave_one_out(reward_PG)
-    else:
-        value_PG = policy_losses.group_advantages(reward_PG, scaled=settings.baseline == "group_scaled")
-    return value_PG.reshape(-1, 1).expand_as(mask_ST).contiguous()
+    loss_E = torch.zeros_like(rollout.total_E).index_add(0, rollout.episode_S, loss_ST.sum(1))
+    reward_PG = (rollout.total_E - loss_E).view_as(rollout.total_PG)
+    known_PG = ~reward_PG.isnan()
+    if known_PG.all():
+        value_PG = _compared(reward_PG, settings.baseline)
+    else:  # those that were dropped are as if they had not been drawn
+        value_PG = torch.zeros_like(reward_PG)
+        for place in known_PG.sum(1).gt(1).nonzero()[:, 0]:
+            known_G = known_PG[place]
+            value_PG[place, known_G] = _compared(reward_PG[place, known_G][None], settings.baseline)[0]
+    return value_PG.reshape(-1, 1)[rollout.episode_S].expand_as(mask_ST).contiguous()
+
+
+def _compared(reward_PG: Tensor, baseline: Baseline) -> Tensor:
+    if baseline == "leave_one_out":
+        return policy_losses.leave_one_out(reward_PG)
+    return policy_losses.group_advantages(reward_PG, scaled=baseline == "group_scaled")

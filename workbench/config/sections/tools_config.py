@@ -1,0 +1,38 @@
+"""Section `reinforce.tools`: tools that a policy calls in several turns, and environments that it acts in."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ByteSize, Field, PositiveFloat, PositiveInt
+
+from workbench.schema import CodeFile, Section, Unit
+
+
+class ToolsConfig(Section):
+    """Tools and environments of a Python file, and what they may take."""
+
+    file: CodeFile | None = None
+    """The Python file with the tools. Only one you trust. What the model writes becomes arguments of its functions, in
+    processes of their own."""
+    functions: tuple[str, ...] | None = None
+    """Functions in it that are tools: each has types, a docstring, and a line for each parameter under `Args:`. null:
+    every function defined in it whose name does not begin with an underscore."""
+    environment: str | None = None
+    """A class in it, of which each episode has an instance: `reset(row) -> list[dict] | None` gives the messages that
+    the episode begins with (None: those of the row), `reward() -> float | dict[str, float]` its reward beside those of
+    section rewards. Its other methods are tools, too; `step(call_or_text) -> (observation, done)` is given calls that
+    are none of them, and what the model says without a call. null: there are tools alone."""
+    turns: Annotated[int, Field(ge=1), Unit("turns")] = 4
+    """Turns that the model writes in an episode at most; the last one is not carried out."""
+    seconds: Annotated[PositiveFloat, Unit("seconds")] = 10.0
+    """Seconds that a call, and each method of an environment, may take."""
+    memory: Annotated[ByteSize, Unit("bytes")] = ByteSize(512 * 2**20)
+    """Memory that it may take, beside what the file takes when it is imported."""
+    output: Annotated[PositiveInt, Unit("characters")] = 2000
+    """Characters of a result that the model reads; what is longer is cut, and told as a tool error."""
+    at_once: Annotated[PositiveInt, Unit("calls")] = 4
+    """Calls that run at the same time."""
+    failed: Literal["drop", "score"] = "score"
+    """What becomes of an episode whose environment fails, takes too long, or returns nonsense. score: its environment's
+    reward is 0; drop: nothing is learnt from it, and it is not counted in its group's mean."""

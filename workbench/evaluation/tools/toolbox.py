@@ -1,0 +1,266 @@
+"""The tools and environments of a user's file: what they are called and take, and the program that runs them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import select
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from transformers.utils.chat_template_utils import (
+    DocstringParsingException,
+    TypeHintParsingException,
+    get_json_schema,
+)
+
+from workbench.config import plugins
+from workbench.config.sections.tools_config import ToolsConfig
+from workbench.data import starter
+from workbench.data.rows import excerpt
+from workbench.data.text.messages import Message, message_of
+from workbench.data.text.tool_calls import ToolCall
+from workbench.errors import ConfigError, DataError
+from workbench.evaluation.tools import tool_host
+from workbench.schema import did_you_mean
+
+KEY = "reinforce.tools"
+START = 120.0
+"""Seconds in which the user's file must be imported."""
+_SIGNATURE = '''def add(a: int, b: int) -> int:
+    """Adds two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """'''
+_OWN = ("reset", "step", "reward")
+
+
+class Toolbox:
+    """The tools of a file, and a program that runs them, which ends with this object.
+
+    Raises:
+        ConfigError: The file, a function or the class cannot be used; the message says what to write.
+    """
+
+    def __init__(self, config: ToolsConfig) -> None:
+        self.config, self._file = config, Path(starter.resolve(str(config.file)))
+        module = plugins.module(self._file, key=f"{KEY}.file")
+        functions = self._functions(vars(module))
+        self.environment = None if config.environment is None else self._class(vars(module), config.environment)
+        own = {} if self.environment is None else self._methods(self.environment)
+        if twice := sorted(set(functions) & set(own)):
+            raise ConfigError(
+                f"{KEY}: {twice[0]} is a function of {self._file} and a method of {config.environment}: two tools of "
+                "one name. Rename one of them, or name the functions that are tools in reinforce.tools.functions."
+            )
+        self._of_environment = frozenset(own)
+        self.schemas = tuple(self._schema(name, function) for name, function in {**functions, **own}.items())
+        """The tools, each as {type: function, function: {name, description, parameters}}."""
+        if not self.schemas and not self.steps:
+            raise ConfigError(
+                f"{KEY}.file: {self._file} defines no function, and so no tool. Write one, such as\n{_SIGNATURE}"
+            )
+        self._parameters = {
+            each["function"]["name"]: Draft202012Validator(each["function"]["parameters"]) for each in self.schemas
+        }
+        self._host: subprocess.Popen[bytes] | None = None
+        self._asks = self._tells = -1
+
+    @property
+    def steps(self) -> bool:
+        """Whether the environment answers what is no call of a tool."""
+        return self.environment is not None and callable(getattr(self.environment, "step", None))
+
+    @property
+    def rewards(self) -> bool:
+        """Whether the environment gives a reward."""
+        return self.environment is not None and callable(getattr(self.environment, "reward", None))
+
+    def _functions(self, names: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+        wanted = self.config.functions
+        defined: dict[str, Callable[..., Any]] = {
+            name: each
+            for name, each in names.items()
+            if inspect.isfunction(each) and each.__module__ == names["__name__"] and not name.startswith("_")
+        }
+        if wanted is None:
+            return defined
+        for number, name in enumerate(wanted):
+            if name in wanted[:number]:
+                raise ConfigError(f"{KEY}.functions: {name} is named twice: two tools of one name. Leave one out.")
+            if not callable(names.get(name)):
+                raise ConfigError(
+                    f"{KEY}.functions: {self._file} defines no function {name}.{did_you_mean(name, sorted(defined))} "
+                    "Write it, or leave the name out."
+                )
+        return {name: names[name] for name in wanted}
+
+    def _class(self, names: Mapping[str, Any], name: str) -> type:
+        found = names.get(name)
+        if not inspect.isclass(found):
+            classes = sorted(each for each, value in names.items() if inspect.isclass(value))
+            raise ConfigError(
+                f"{KEY}.environment: {self._file} defines no class {name}.{did_you_mean(name, classes)} Write "
+                f"`class {name}:` with reset(self, row) and reward(self) in it."
+            )
+        for method, line in (("reset", "def reset(self, row):"), ("reward", "def reward(self):")):
+            if not callable(getattr(found, method, None)) and method == "reset":
+                raise ConfigError(f"{KEY}.environment: {name} of {self._file} has no {method}. Write `{line}` in it.")
+        required = [
+            each.name
+            for each in list(inspect.signature(found).parameters.values())
+            if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        ]
+        if required:
+            raise ConfigError(
+                f"{KEY}.environment: {name}() of {self._file} needs {', '.join(required)}, and each episode makes one "
+                "without arguments. Give them defaults, or read them from the row in reset."
+            )
+        return found
+
+    def _methods(self, environment: type) -> dict[str, Callable[..., Any]]:
+        methods = inspect.getmembers(environment, inspect.isfunction)
+        return {
+            name: MethodType(each, environment)
+            for name, each in methods
+            if not name.startswith("_") and name not in _OWN
+        }
+
+    def _schema(self, name: str, function: Callable[..., Any]) -> dict[str, Any]:
+        where = f"{KEY}: {name} of {self._file}"
+        if not inspect.getdoc(function):
+            raise ConfigError(
+                f"{where} has no docstring, which tells the model what it does. Write one, such as\n{_SIGNATURE}"
+            )
+        loose = [each for each in inspect.signature(function).parameters.values() if each.kind in (2, 4)]
+        if loose:
+            raise ConfigError(f"{where} takes *{loose[0].name}, which no schema can tell. Name each parameter.")
+        try:
+            schema: dict[str, Any] = get_json_schema(function)
+            Draft202012Validator.check_schema(schema["function"]["parameters"])
+        except (DocstringParsingException, TypeHintParsingException) as error:
+            cure = "Write a type for each parameter, and a line for each under `Args:`, such as"
+            raise ConfigError(f"{where}: {error}. {cure}\n{_SIGNATURE}") from None
+        except Exception as error:  # the library raises whatever the types of a user's function lead it to
+            raise ConfigError(f"{where}: no schema can be made of it ({error}). Write plain types.") from None
+        schema["function"].pop("return", None)
+        return schema
+
+    def start(self) -> None:
+        """Start the program that runs the tools, where it does not run. Raises ConfigError: the file fails there."""
+        if self._host is not None:
+            return
+        asks, self._asks = os.pipe()
+        self._tells, tells = os.pipe()
+        limits = {
+            "seconds": self.config.seconds,
+            "memory": int(self.config.memory),
+            "output": self.config.output,
+            "at_once": self.config.at_once,
+        }
+        path = str(self._file.expanduser().resolve())
+        words = [str(Path(tool_host.__file__)), str(asks), str(tells), path, json.dumps(limits)]
+        null = subprocess.DEVNULL
+        self._host = subprocess.Popen(
+            [sys.executable, *words], pass_fds=(asks, tells), stdin=null, stdout=null, stderr=null
+        )
+        os.close(asks)
+        os.close(tells)
+        self._text = b""
+        self._end = weakref.finalize(self, _ended, self._host, self._asks, self._tells)
+        first = self._answer(START)
+        if "failed" in first:
+            self.close()
+            raise ConfigError(f"{KEY}.file: {self._file}: {first['failed']}. Correct the file.")
+
+    def close(self) -> None:
+        """End that program."""
+        if self._host is not None:
+            self._end()
+            self._host = None
+
+    def _answer(self, seconds: float) -> Any:
+        until = time.monotonic() + seconds
+        while b"\n" not in self._text:
+            ready, _, _ = select.select([self._tells], [], [], max(0.0, until - time.monotonic()))
+            piece = os.read(self._tells, 1 << 20) if ready else b""
+            if not piece:
+                what = f"was not done in {seconds:g} s" if not ready else "ended the program that runs its tools"
+                self.close()
+                raise ConfigError(f"{KEY}.file: {self._file} {what}. Correct the file.")
+            self._text += piece
+        line, _, self._text = self._text.partition(b"\n")
+        return json.loads(line)
+
+    def carried_out(self, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The answers to requests of `tool_host`, at most one of each episode."""
+        if not jobs:
+            return []
+        self.start()
+        data = json.dumps(list(jobs), default=str).encode() + b"\n"
+        while data:
+            data = data[os.write(self._asks, data) :]
+        found: list[dict[str, Any]] = self._answer(START + len(jobs) * self.config.seconds)
+        return found
+
+    def request(self, call: ToolCall, episode: int) -> Mapping[str, Any] | str:
+        """The request for a call; where it is a mistake of the model, what the model is told."""
+        if call.fault:
+            return f"error: {call.fault}"
+        if call.name not in self._parameters:
+            if self.steps:
+                return self.said({"name": call.name, "arguments": dict(call.arguments)}, episode)
+            known = ", ".join(self._parameters)
+            return f"error: there is no tool {excerpt(call.name)}; there are {known}"
+        mistake = next(iter(self._parameters[call.name].iter_errors(dict(call.arguments))), None)
+        unknown = set(call.arguments) - set(self._parameters[call.name].schema.get("properties", {}))
+        if mistake is not None or unknown:
+            problem = mistake.message if mistake is not None else f"there is no parameter {min(unknown)}"
+            return f"error: {call.name}: {problem[:300]}"
+        own = call.name in self._of_environment
+        return {"kind": "call", "name": call.name, "arguments": dict(call.arguments), "own": own, "episode": episode}
+
+    @staticmethod
+    def said(what: Mapping[str, Any] | str, episode: int) -> Mapping[str, Any]:
+        """The request that tells the environment a call, or what was said without one."""
+        return {"kind": "step", "said": what, "episode": episode}
+
+
+def _ended(host: subprocess.Popen[bytes], *descriptors: int) -> None:
+    for each in descriptors:
+        os.close(each)
+    host.kill()
+    host.wait()
+
+
+def opening(answer: Mapping[str, Any]) -> list[Message] | None:
+    """The messages of an answer to `reset`; None where the row's own are kept. Raises ValueError: they are none."""
+    value = answer["messages"]
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"reset() returned {excerpt(value)}. Return a list of messages, or None")
+    try:
+        return [message_of(each, f"message {number} of reset()") for number, each in enumerate(value, start=1)]
+    except DataError as error:
+        raise ValueError(str(error)) from None
+
+
+def rewarded(answer: Mapping[str, Any]) -> dict[str, float]:
+    """The rewards of an answer to `reward`, by their names. Raises ValueError: one is no finite number."""
+    value = answer["reward"]
+    named: dict[str, float] = value if isinstance(value, dict) else {"environment": value}
+    if wrong := next((name for name, each in named.items() if not math.isfinite(each)), None):
+        raise ValueError(f"reward() returned {named[wrong]} for {wrong}. Return finite numbers")
+    return named
