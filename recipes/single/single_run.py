@@ -214,6 +214,7 @@ class SingleRun(ABC, Generic[M, R]):
             if self.run.ranks.first and self.config.evaluate.every is not None:
                 AnswerSamples(self.run, self.sampled).take_untrained(start)
             self.write_before(start)
+            process_memory.settled()
             under = None if isinstance(self.config.adapter, Full) else backbone
         with run.deadline.phase("load"):
             saved = self.load() if under is None else self.load_over(under)
