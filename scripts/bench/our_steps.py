@@ -18,6 +18,11 @@ from typing import Any
 
 from measuring import PROCESSOR_TIMES
 
+from workbench.runs.process_memory import restart_without_caches
+
+if __name__ == "__main__":
+    restart_without_caches()  # as `workbench run` begins
+
 from workbench.recipes.load import load
 from workbench.recipes.verbs.run import run
 

@@ -40,6 +40,7 @@ AVERAGES = ("ema", "swa", "lawa", "rna")
 SCORES = {
     "sft": {"loss": "loss", "f1": "token F1", "rouge_l": "ROUGE-L"},
     "mlm": {"loss": "loss"},
+    "tag": {"f1": "F1", "loss": "loss"},
     "classify": {"accuracy": "accuracy", "loss": "log-loss", "calibration_error": "calibration error"},
 }
 """Scores of each recipe by their names in scores.json and in the table; arms are compared by the first."""
@@ -61,7 +62,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", help="of sft, mlm or classify: a shipped one's name, or a file")
+    parser.add_argument("recipe", help="of sft, mlm, tag or classify: a shipped one's name, or a file")
     limit = parser.add_mutually_exclusive_group(required=True)
     limit.add_argument("--time", help="wall clock of each run, as budget.time: 90, 120s, 5m")
     limit.add_argument("--steps", type=int, help="optimizer steps of each run")

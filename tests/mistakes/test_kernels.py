@@ -13,6 +13,13 @@ CASES = {
     "compiled": Case(f"{LIGER} train.compile=true", "train.compile writes its own", "train.compile=false"),
     "noted operations": Case(f"{LIGER} train.checkpointing=elementwise", "overwrites", "train.checkpointing=true"),
     "weights in shares": Case(f"{LIGER} distributed.zero=3", "weights that devices share", "distributed={zero: 2}"),
+    "rounded weights under an adapter": Case(
+        "check my.yaml train.rounded=int4", "adapter.method=lora others", "adapter.method=full"
+    ),
+    "rounded weights in shares": Case(
+        "check my.yaml train.rounded=int4 adapter.method=full distributed.zero=2", "devices share", "Leave distributed"
+    ),
+    "other bits": Case("check my.yaml train.rounded=int8 adapter.method=full", "train.rounded", "int4"),
     "no accelerator": Case(LIGER, "computes on its CPU", "train.kernels=auto", SUMS),
 }
 

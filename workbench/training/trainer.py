@@ -20,8 +20,9 @@ from workbench.adapters.method import TrainHook
 from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.prefetch import Prefetcher
-from workbench.errors import Stopped, TrainingError, WorkbenchError
+from workbench.errors import ConfigError, Stopped, TrainingError, WorkbenchError
 from workbench.models import attention_backend, backbones, fused_lora
+from workbench.models.exporting import rounded_weights
 from workbench.runs.resume_command import resume_command
 from workbench.runs.run_directory import Run, whole
 from workbench.training import capacity, determinism, kernels, packing, row_losses, thread_choice
@@ -302,6 +303,11 @@ class Trainer:
         self.step_noise.install()
         if self.placement.keeps_weights:
             fused_lora.fuse(self.model)
+        if self.config.train.rounded is not None and not rounded_weights.install(self.freezer.backbone):
+            raise ConfigError(
+                f"train.rounded={self.config.train.rounded}: model.id={self.config.model.id} multiplies by no plain "
+                "linear layers. Leave it out."
+            )
         if self.config.train.compile:
             for layer in anatomy.decoder_layers(self.model):
                 layer.compile(dynamic=True)

@@ -84,6 +84,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from row_checks.of_length_warm_up(config)
     yield from step_checks.of_long_rows(config)
     yield from step_checks.of_kernels(config)
+    yield from step_checks.of_rounding(config)
     yield from row_checks.of_sampling(config)
     yield from parallelism_checks.mistakes(config)
     yield from step_checks.of_checkpointing(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workbench.adapters import Full
 from workbench.config.sections.run_sections import RunSections, TrainingSections
 
 
@@ -58,6 +59,20 @@ def unable_by_kernels(config: TrainingSections) -> Iterator[tuple[str, str]]:
             "was not tried with blocks or rows that are cut (distributed.tensor, pipeline, sequence)",
             "distributed={zero: 2}",
         )
+
+
+def of_rounding(config: RunSections) -> Iterator[str]:
+    """Contradictions to `train.rounded`, one sentence for each."""
+    rounded = f"train.rounded={config.train.rounded}"
+    if config.train.rounded is None:
+        return
+    if not isinstance(config.adapter, Full):
+        yield (
+            f"{rounded} trains the weights that are rounded, and adapter.method={config.adapter.method} others. Write "
+            "adapter.method=full, or leave it out."
+        )
+    if config.distributed.sharded:
+        yield f"{rounded} was not tried with weights that devices share. Leave distributed or it out."
 
 
 def of_long_rows(config: RunSections) -> Iterator[str]:

@@ -449,6 +449,10 @@ class TrainConfig(Section):
     Mistral, Qwen 2 and 3, Gemma 1 to 3 do). `torch`: PyTorch's. `auto`: `liger` on a GPU where it is installed, but in
     blocks whose elementwise operations are recomputed, with train.compile, and where devices share weights or rows.
     Both round at the same places; the order of sums differs."""
+    rounded: Literal["int4"] | None = None
+    """Quantisation-aware training: products multiply by weights that are rounded in each pass as `export --to onnx
+    --weights int4` stores them (onnxruntime's MatMulNBits), held-out losses during training included, while what trains
+    and is saved stays as it is. Needs adapter.method=full. null: they are not."""
 
 
 class EvaluateConfig(Section):

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import BackboneError
+from workbench.models.exporting.rounded_weights import BLOCK
 from workbench.runs import units
 
-BLOCK = 32
-"""Numbers of a column of weights that share a scale in 4 bits."""
 LARGEST = 2**31
 """Bytes from which weights stand in a second file."""
 
