@@ -33,6 +33,7 @@ TECHNIQUES: dict[str, tuple[str, ...]] = {
     "token drop": ("token_drop.keep=0.4", "adapter.dropout=0.2"),
     "patch drop of all weights": ("token_drop={keep: 0.5, until: null}", *FULL),
     "r-drop": ("regularise.r_drop=5", "adapter.dropout=0.3"),
+    "rounded weights": ("train.rounded=int4", *FULL),
     "stacking": ("grow={at: [0.4], factor: 5}", *FULL),
     "stacking in half precision": (
         "grow={at: [0.4], factor: 5}",
@@ -72,5 +73,6 @@ def test_micro_batches_recomputing_and_a_stop_change_nothing(
     assert read_losses(found) == read_losses(whole)
     tensors, wanted = (load_file(next((run / "adapter").glob("*.safetensors"))) for run in (found, whole))
     assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
-    kept = [word for word in words if not word.startswith(("regularise", "layer_drop", "token_drop", "grow"))]
+    techniques = ("regularise", "layer_drop", "token_drop", "grow", "train.rounded")
+    kept = [word for word in words if not word.startswith(techniques)]
     assert read_losses(train(*kept, name="without")) != pytest.approx(read_losses(whole), rel=1e-4)
