@@ -3,7 +3,7 @@
     python scripts/bench/rounded_students.py --out runs/rounded [--seeds 3] [--set KEY=VALUE ...]
 
 A teacher is trained once, `classify/quickstart`; students have a half of its layers and learn from it, all weights.
-Each is exported `--to onnx` in float32 and in int4, and onnxruntime reads all held-out rows with both files.
+Each is scored as it was saved, and exported `--to onnx --weights int4`, where onnxruntime reads all held-out rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from workbench.data import starter
 
 HELD_OUT = "starter/banking77_held_out.csv"
 WAYS = {"as it is": [], "rounded in training": ["train.rounded=int4"]}
-FORMATS = ("float32", "int4")
 
 
 def main() -> None:
@@ -46,24 +45,24 @@ def main() -> None:
     runs = measuring.finish(wanted, arguments.out, jobs=1, device="cpu")
     found: dict[str, dict[str, Spread]] = {}
     for way in WAYS:
-        for weights in FORMATS:
-            scored = [
-                _scores(_exported(runs[f"{way.replace(' ', '-')}/seed-{seed}"], weights))
-                for seed in range(arguments.seeds)
-            ]
-            found[f"{way}, {weights}"] = {key: Spread.of([each[key] for each in scored]) for key in scored[0]}
+        own = [runs[f"{way.replace(' ', '-')}/seed-{seed}"] for seed in range(arguments.seeds)]
+        saved = [measuring.scores(run)["after"] for run in own]
+        for weights, scored in {"as saved": saved, "int4": [_scores(_exported(run)) for run in own]}.items():
+            found[f"{way}, {weights}"] = {
+                key: Spread.of([each[key] for each in scored]) for key in ("accuracy", "loss")
+            }
     rows = [["student, exported", "accuracy", "log-loss"]]
     print(measuring.markdown([*rows, *([name, each["accuracy"], each["loss"]] for name, each in found.items())]))
     machine = measuring.machine("cpu", ("torch", "transformers", "onnxruntime"))
     measuring.write_report(arguments, machine=machine, found=found)
 
 
-def _exported(run: Path, weights: str) -> Path:
-    """The folder of an export, made where it is not there."""
-    folder = run.with_name(f"{run.name}-{weights}")
+def _exported(run: Path) -> Path:
+    """The folder of an export in int4, made where it is not there."""
+    folder = run.with_name(f"{run.name}-int4")
     if not folder.exists():
         command = [sys.executable, "-m", "workbench.cli.verbs", "export", str(run), "--to", "onnx"]
-        measuring.run([*command, "--weights", weights, "--out", str(folder)], folder.with_suffix(".log"), "cpu")
+        measuring.run([*command, "--weights", "int4", "--out", str(folder)], folder.with_suffix(".log"), "cpu")
     return folder
 
 

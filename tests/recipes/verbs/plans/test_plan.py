@@ -98,6 +98,7 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
                 ["model.weights=int8"],
                 ["model.weights=nf4"],
                 ["model.weights=bfloat16", "adapter={method: full}"],
+                ["model.weights=bfloat16", "adapter={method: full}", "train.rounded=int4"],
                 ["model.weights=float32", "adapter={method: houlsby}"],
                 ["model.weights=float32", "adapter={method: lora-ga, rows: 16}", "batch.tokens_per_device=400"],
                 ["data.sampling={by: selective, pool: 2}", "train.steps=8"],
