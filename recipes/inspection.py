@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import RunConfig
 from workbench.data.batching import Row
 from workbench.data.held_out_split import Splits
+from workbench.data.text.media import MediaProcessor
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.models import backbones
@@ -82,10 +83,21 @@ def unread(*splits: Skipping | None) -> list[str]:
     return [*(f"Left out: {reason}" for reason in reasons[:MOST]), *more]
 
 
-def pieces(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
-    """The decoded runs of tokens with and without loss, in order."""
-    cuts = [0, *(np.flatnonzero(np.diff(row.supervised)) + 1).tolist(), len(row.input_ids)]
+def pieces(
+    row: Row, tokenizer: PreTrainedTokenizerBase, processor: MediaProcessor | None = None
+) -> list[tuple[str, bool]]:
+    """The decoded runs of tokens with and without loss, in order, with the number of a picture's tokens in their
+    place. `processor`: knows the tokens of pictures."""
+    is_picture = np.zeros(len(row.input_ids), dtype=bool)
+    if row.pictures and processor is not None:
+        is_picture = np.isin(row.input_ids, processor.token_ids)
+    cuts = [0, *(np.flatnonzero(np.diff(row.supervised * 1 + is_picture * 2)) + 1).tolist(), len(row.input_ids)]
     return [
-        (str(tokenizer.decode(row.input_ids[start:stop])), bool(row.supervised[start]))
+        (
+            f"[picture: {stop - start} tokens]"
+            if is_picture[start]
+            else str(tokenizer.decode(row.input_ids[start:stop])),
+            bool(row.supervised[start]),
+        )
         for start, stop in pairwise(cuts)
     ]

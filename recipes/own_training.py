@@ -18,7 +18,6 @@ from workbench.config import RunConfig
 from workbench.config.expansions.member_runs import Trial
 from workbench.config.yaml_text import dump_yaml
 from workbench.data.held_out_split import Splits
-from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, Stopped
 from workbench.losses.chunked_loss import Criterion
@@ -172,8 +171,7 @@ def _run(
         tokenizer, template, data = text_run.prepare(config, run)
     else:
         tokenizer = backbones.tokenizer(config.model)
-        hub = backbones.hub_config(config.model)
-        template = row_encoder(config, hub, tokenizer, template=text_run.read_template(config))
+        template = text_run.encoder_of(config, tokenizer)
     loader: Any = backbones.load if backbone is None else lambda *_, **__: backbone
     return OwnRun(config, run, callback, tokenizer, template, data, loader=loader, own=criterion)
 

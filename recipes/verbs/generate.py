@@ -16,10 +16,11 @@ from workbench.config.task_facts import names
 from workbench.data import starter
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.rows import read_rows
+from workbench.data.text import media
 from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
 from workbench.evaluation.forward_passes import dealt_results
-from workbench.evaluation.generation import question_ids
+from workbench.evaluation.generation import question_of
 from workbench.models import exported
 from workbench.models.exported import ExportedModel
 from workbench.recipes.task import PredictionTable, ScoringOptions, implementation
@@ -150,6 +151,7 @@ def generate(
     prompt: str,
     overrides: Sequence[str] = (),
     *,
+    pictures: Sequence[Path | str] = (),
     max_new_tokens: int = 256,
     trust: bool = False,
     write: Callable[[str], object] = lambda text: None,
@@ -160,6 +162,7 @@ def generate(
         run: A run directory.
         prompt: What a user would say; the beginning of a text, where the run learnt raw text.
         overrides: `model.id=FOLDER`, where the backbone has moved since.
+        pictures: Files that stand before the prompt, or at its marks `<image>`, where the backbone sees.
         max_new_tokens: Of the answer.
         trust: Execute the Python code that the run's config.yaml names.
         write: Called with each piece of the answer as it comes.
@@ -180,16 +183,21 @@ def generate(
     run = Path(run)
     model = load_run(run, overrides, trust=trust)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
-    question = (
-        Example("the prompt", text=((prompt, False),))
-        if raw
-        else Example("the prompt", messages=({"role": "user", "content": prompt},))
+    columns = {"images": [str(picture) for picture in pictures]} if pictures else {}
+    asked = media.located(media.placed([{"role": "user", "content": prompt}], columns, "the prompt "), ".")
+    as_text = raw and not pictures
+    question = question_of(
+        model, Example("the prompt", text=((prompt, False),)) if as_text else Example("the prompt", messages=asked)
     )
-    ids = torch.from_numpy(question_ids(model, question))[None].to(next(model.model.parameters()).device)
+    ids = torch.from_numpy(question.ids)[None]
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if question.pictures and model.template.processor is not None:
+        inputs |= model.template.processor.inputs(ids, [question.pictures])
+    device = next(model.model.parameters()).device
     answer = Pieces(model.tokenizer, write)
     evaluation.generate(
         model.model,
-        {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+        {name: tensor.to(device) for name, tensor in inputs.items()},
         evaluation.generation_config(model.stop, max_new_tokens=max_new_tokens),
         streamer=answer,
     )

@@ -169,6 +169,9 @@ def _in_bank(run: NamedRun) -> bool:
     return not any(more) and config.bias == "none" and not heads and not config.target_parameters
 
 
+_BLIND = "`workbench serve` reads text alone; `workbench generate RUN PROMPT --picture FILE` answers"
+
+
 def _texts(
     group: Sequence[NamedRun], settings: ServeSettings, loaders: list[AdapterLoader], *, bare: bool
 ) -> Iterator[TextModel]:
@@ -182,12 +185,12 @@ def _texts(
     context = min(own, settings.context or own, tokens)
     for run, member in zip(group, members, strict=True):
         words, root = exported.load_tokenizer(run.path, run.config), run.config.model.id
-        about = (run.name, root, run.created, words, ChatEncoder(words))
+        about = (run.name, root, run.created, words, ChatEncoder(words, processor=_BLIND))
         yield TextModel(*about, frozenset(exported.stop_tokens(run.path)), scheduler, member, context)
     if bare and BARE in routes.members:  # as it was before any run: its own template, or the one that training takes
         config = first.config.model.model_copy(update={"new_tokens": (), "chat_template": None})
         words = backbones.tokenizer(config)
-        template = ChatEncoder(words)
+        template = ChatEncoder(words, processor=_BLIND)
         about = (config.id, config.id, 0, words, template)
         backbone_model = TextModel(*about, frozenset(template.stops()), scheduler, BARE, context)
         if isinstance(routes, BankRoutes):

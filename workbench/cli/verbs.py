@@ -452,6 +452,7 @@ def generate(
     run: RunFolder,
     prompt: Annotated[str, typer.Argument(help="What a user would say.")],
     overrides: Moved = None,
+    picture: Annotated[list[Path] | None, typer.Option(help="A picture that it is about; several.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     trust: Trusted = False,
 ) -> None:
@@ -464,6 +465,7 @@ def generate(
         run,
         prompt,
         overrides or (),
+        pictures=picture or (),
         max_new_tokens=max_new_tokens,
         trust=trust,
         write=partial(print, end="", flush=True),

@@ -41,6 +41,8 @@ class TaskFacts:
     """Name of the one output of a head that gives a row one number, such as a reward."""
     pictures: bool = False
     """Whether its rows may be pictures."""
+    pictured: bool = False
+    """Whether its rows may hold pictures beside text."""
     writes_text: bool = False
     """Whether its model answers prompts: `generate`, `serve`, `sample` and text predictions."""
     answers: bool = False

@@ -41,6 +41,7 @@ class Row(NamedTuple):
     supervised: npt.NDArray[np.bool_]
     source: int = 0  # number of first tokens that an encoder reads; 0 without a separate decoder
     digest: int = 0  # hash of the row's content, by which random masks know it wherever it stands
+    pictures: str = ""  # names the file of its pictures, as their processor keeps them; empty where it has none
 
 
 ON_HOST = ("row_lengths", "row_owners", "prefix_tokens")

@@ -135,7 +135,7 @@ class Packed(RowLayout):
         return int((lengths_B**2).sum())
 
     def lay(self, padded: MicroBatch) -> MicroBatch:
-        """The rows of a padded micro-batch of a model without a separate decoder, packed."""
+        """The rows of a padded micro-batch of a model without a separate decoder, packed; pictures stay in order."""
         ids_BL = padded.inputs["input_ids"]
         assert "decoder_input_ids" not in padded.inputs, "an encoder and a decoder read sequences of their own"
         length = ids_BL.shape[1]
@@ -152,6 +152,7 @@ class Packed(RowLayout):
                 MASK: torch.zeros(NO_MASK, dtype=torch.bool),
                 "row_lengths": lengths_B,
                 "row_starts": F.pad(lengths_B.cumsum(0), (1, 0)).int(),
+                **{name: each for name, each in padded.inputs.items() if name not in ("input_ids", MASK)},
             },
             positions_N=start_B[padded.positions_N // length] + padded.positions_N % length,
             lengths_B=None,
@@ -258,7 +259,7 @@ def prefix_of_all(train: Examples, *, least: int) -> int:
             return 0
         batch = train.batch(np.arange(start, min(rows, start + ROWS_AT_ONCE)))
         ids_BL, lengths_B = batch.inputs["input_ids"], batch.lengths_B
-        if lengths_B is None:
+        if lengths_B is None or batch.inputs.keys() - {"input_ids"}:  # pictures differ behind the same tokens
             return 0
         first = ids_BL[:1, :shared] if first is None else first[:, :shared]
         both_BL = torch.cat([first, ids_BL[:, : first.shape[1]]])

@@ -9,12 +9,12 @@ logits), L prompt with padding on its left, S = V + L, D hidden.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from workbench.data.batching import Indices, Row, encoder_inputs, evenly_spaced,
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.data.text.generated_answers import Floats, SampledAnswer
+from workbench.data.text.media import MediaProcessor
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
 from workbench.evaluation import metrics
@@ -356,7 +357,8 @@ def answers_to(
     scoring: ModelResults | None = None,
 ) -> dict[int, GeneratedAnswer]:
     """Greedy answers to the last supervised turn of each of these rows that has a prompt, by row number."""
-    turns = {row: turn for row in rows if (turn := _last_turn(tokens[row])).start > 1}
+    read = {row: tokens[row] for row in rows}
+    turns = {row: turn for row in rows if (turn := _last_turn(read[row])).start > 1}
     prompts = [turn.input_ids[: turn.prompt] for turn in turns.values()]
     written = complete(
         model,
@@ -365,11 +367,13 @@ def answers_to(
         stop=stop_tokens(tokenizer, tokens),
         max_new_tokens=max_new_tokens,
         scoring=scoring,
+        pictures=[read[row].pictures for row in turns],
+        processor=tokens.processor,
     )
     return {
         row: GeneratedAnswer(
             place=tokens.place(row),
-            prompt=_text(tokenizer, turn.input_ids[: turn.prompt]),
+            prompt=shown(tokenizer, turn.input_ids[: turn.prompt], tokens.processor),
             reference=_text(tokenizer, turn.input_ids[turn.start : turn.stop]).strip(),
             answer=answer,
         )
@@ -428,13 +432,25 @@ def complete(
     stop: Sequence[int],
     max_new_tokens: int,
     scoring: ModelResults | None = None,
+    pictures: Sequence[str] = (),
+    processor: MediaProcessor | None = None,
 ) -> list[str]:
-    """Greedy continuations of prompts (of an encoder-decoder: its answers), in order; similar lengths share a batch."""
+    """Greedy continuations of prompts (of an encoder-decoder: its answers), in order; similar lengths share a batch.
+    `pictures`: names those of each prompt, which `processor` keeps; none where there is no processor."""
 
     def text(ids: Indices) -> str:
         return _text(tokenizer, ids).strip()
 
-    return _continued(model, prompts, text, stop=stop, max_new_tokens=max_new_tokens, scoring=scoring)
+    return _continued(
+        model,
+        prompts,
+        text,
+        stop=stop,
+        max_new_tokens=max_new_tokens,
+        scoring=scoring,
+        pictures=pictures,
+        processor=processor,
+    )
 
 
 def complete_ids(
@@ -461,6 +477,8 @@ def _continued(
     stop: Sequence[int],
     max_new_tokens: int,
     scoring: ModelResults | None,
+    pictures: Sequence[str] = (),
+    processor: MediaProcessor | None = None,
 ) -> list[ReadT]:
     device = next(model.parameters()).device
     encodes: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
@@ -472,6 +490,8 @@ def _continued(
     def compute(rows: Indices) -> list[ReadT] | None:
         chosen = [prompts[row] for row in rows]
         inputs = encoder_inputs(chosen) if encodes else padded_on_the_left(chosen)
+        if processor is not None:
+            inputs |= processor.inputs(inputs["input_ids"], [pictures[row] for row in rows])
         on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
         output = generate(model, on_device, settings, halt=None if scoring is None else stopping)
         if stopping():
@@ -480,7 +500,10 @@ def _continued(
         return [read(ids) for ids in output[:, begin:].cpu().numpy()]
 
     lengths = np.asarray([len(prompt) + max_new_tokens for prompt in prompts], dtype=np.int64)
-    return over_rows(model, lengths, compute, scoring=scoring, content=map(np.asarray, prompts))
+    content: Iterable[np.ndarray[Any, Any]] = chain(
+        prompts, (np.frombuffer(key.encode(), np.uint8) for key in pictures)
+    )
+    return over_rows(model, lengths, compute, scoring=scoring, content=content)
 
 
 def generation_config(stop: Sequence[int], *, max_new_tokens: int) -> GenerationConfig:
@@ -505,6 +528,13 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase, tokens: TokenizedSet) -> lis
         special.add(tokenizer.eos_token_id)
         stop_ids.add(tokenizer.eos_token_id)
     return sorted(stop_ids & special)
+
+
+def shown(tokenizer: PreTrainedTokenizerBase, ids: Indices, processor: MediaProcessor | None) -> str:
+    """A prompt for people to read, without special tokens and those of pictures."""
+    if processor is not None and processor.loaded:
+        ids = ids[~np.isin(ids, processor.token_ids)]
+    return _text(tokenizer, ids)
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, ids: Indices | Tensor) -> str:
@@ -596,8 +626,28 @@ class AnswerSamples(Generic[M]):
             ]
 
 
+class Question(NamedTuple):
+    """A prompt as a model reads it."""
+
+    ids: Indices
+    pictures: str
+    """Names its pictures, as the processor of the model's template keeps them; empty where it has none."""
+
+
 def question_ids(model: ExportedModel, example: Example) -> Indices:
-    """Token ids that an answer to `example` starts from; raises DataError where there are none, or too many to read."""
+    """Token ids that an answer to `example` starts from; raises DataError where there are none, or too many to read, or
+    where it has a picture."""
+    question = question_of(model, example)
+    if question.pictures:
+        raise DataError(
+            f"{example.place}: has a picture, and answers to pictures are written by `workbench generate`, `predict` "
+            "and `evaluate` alone. Leave the row out."
+        )
+    return question.ids
+
+
+def question_of(model: ExportedModel, example: Example) -> Question:
+    """What an answer to `example` starts from; raises DataError where there is nothing, or too much to read."""
     assert isinstance(model.template, ChatEncoder)
     ids = np.asarray(model.template.question(example), dtype=np.int64)
     if not len(ids):
@@ -614,4 +664,4 @@ def question_ids(model: ExportedModel, example: Example) -> Indices:
         raise DataError(
             f"{example.place} has {len(ids):,} tokens, and the model reads prompts of {most:,} at most. Shorten it."
         )
-    return ids
+    return Question(ids, model.template.pictures_of(example))

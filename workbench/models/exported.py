@@ -17,7 +17,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import ConfigError, FileError
-from workbench.models import backbones, output_heads
+from workbench.models import backbones, output_heads, picture_processor
 from workbench.models.output_heads import Head
 from workbench.runs import files, run_directory
 from workbench.runs.resume_command import finish
@@ -69,7 +69,8 @@ def load(
     backbone = backbone or load_backbone(config, folder, tokenizer, waiting=waiting)
     model = backbone.model if isinstance(config.adapter, Full) else adapters.load(backbone.model, folder)
     head = output_heads.find(model, backbone.model)
-    template = row_encoder(config, backbone.model.config, tokenizer)
+    hub = backbone.model.config
+    template = row_encoder(config, hub, tokenizer, processor=picture_processor.of(config, hub))
     return ExportedModel(model, head, tokenizer, template, stop_tokens(run))
 
 

@@ -10,6 +10,10 @@ def _readable(config: RunSections, limit: int | None) -> None:
     tokenized.require_readable(config.data, limit)
 
 
+_BY_PROCESSOR = (
+    "pictures beside text are read as the backbone's own processor reads them: image.folder and image.max_pixels are "
+    "all that is asked."
+)
 FACTS = register(
     TaskFacts(
         name="sft",
@@ -17,6 +21,7 @@ FACTS = register(
         module="workbench.recipes.tasks.sft.task",
         readable=_readable,
         head="text",
+        pictured=True,
         writes_text=True,
         answer="answer",
         serves=True,
@@ -37,5 +42,7 @@ FACTS = register(
         banked=True,
         fleets=True,
         students="workbench.recipes.over.distill",
+        sections=("image",),
+        refuses={f"image.{key}": _BY_PROCESSOR for key in ("column", "size", "prepare", "augment", "depth", "workers")},
     )
 )

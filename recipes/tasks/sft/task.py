@@ -24,7 +24,7 @@ from workbench.data.text.prompts import PromptEncoder, read_prompts
 from workbench.data.text.quality import cleaning, rules
 from workbench.data.text.quality.rules import RowText
 from workbench.data.text.quality.survey import SourceRows
-from workbench.data.text.row_encoder import RowEncoder, conversation_encoder, row_encoder
+from workbench.data.text.row_encoder import RowEncoder, conversation_encoder
 from workbench.data.text.stepwise import StepEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
@@ -170,10 +170,11 @@ class TokenTask(Task):
 
     def inspect(self, config: RunConfig) -> Inspection:
         tokenizer = backbones.tokenizer(config.model)
-        template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
+        template = text_run.encoder_of(config, tokenizer)
         data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
         data = data._replace(train=row_difficulty.graded(data.train, config))
         targets = preflight.require_runnable(config, data)
+        text_run.require_whole_pictures(config, data.train)
         start_adapter.require(config)
         train = mixture.mixed(data.train, config)
         steps = total_steps(config, len(train))
@@ -184,7 +185,8 @@ class TokenTask(Task):
             config=config,
             data=data,
             examples=[
-                (data.train.place(i), pieces(template.seen(data.train[i], epoch=0), tokenizer)) for i in chosen.tolist()
+                (data.train.place(i), pieces(template.seen(data.train[i], epoch=0), tokenizer, data.train.processor))
+                for i in chosen.tolist()
             ],
             targets=targets,
             steps=steps,
@@ -217,17 +219,25 @@ class TokenTask(Task):
         skipped: list[str] = []
         questions = list(read_prompts(source, config.data, skipped))
         model = exported.load(run, config)
-        prompts = [generation.question_ids(model, question) for question in questions]
+        asked = [generation.question_of(model, question) for question in questions]
+        prompts, processor = [each.ids for each in asked], model.template.processor
         most, scoring = turn.max_new_tokens, turn.scoring
         written = evaluation.complete(
-            model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=most, scoring=scoring
+            model.model,
+            prompts,
+            model.tokenizer,
+            stop=model.stop,
+            max_new_tokens=most,
+            scoring=scoring,
+            pictures=[each.pictures for each in asked],
+            processor=processor,
         )
         import pandas as pd  # 0.2 s, which the first step need not wait for
 
         table = pd.DataFrame(
             {
                 "row": [question.place for question in questions],
-                "prompt": [model.tokenizer.decode(prompt, skip_special_tokens=True) for prompt in prompts],
+                "prompt": [generation.shown(model.tokenizer, prompt, processor) for prompt in prompts],
                 "answer": written,
             }
         )
@@ -242,9 +252,7 @@ class TokenTask(Task):
 
     def survey(self, config: RunConfig, files: Sequence[RowFile]) -> list[SourceRows]:
         tokenizer = backbones.tokenizer(config.model)
-        template = text_run.read_template(config)
-        encoder = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=template)
-        return survey(files, encoder)
+        return survey(files, text_run.encoder_of(config, tokenizer))
 
 
 def dry_text(single: TextRun, *, looked: float = 0.0, once: int = 0) -> DryTask:

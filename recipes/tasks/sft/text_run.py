@@ -41,7 +41,7 @@ from workbench.evaluation.perplexity import Floats, SummedLosses
 from workbench.losses import r_drop
 from workbench.losses.chunked_loss import Criterion
 from workbench.losses.label_losses import LabelDraws, LabelTap, token_losses
-from workbench.models import backbones, exported, output_heads
+from workbench.models import backbones, exported, output_heads, picture_processor
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
@@ -91,7 +91,7 @@ def prepare(
         measure: Asks the backbone how difficult training rows are, where `data.curriculum` wants that, the same way.
     """
     tokenizer = backbones.tokenizer(config.model)
-    template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
+    template = encoder_of(config, tokenizer)
     if choose is not None and config.data.select.by_backbone:
         every = config.data.model_copy(update={"select": SelectConfig()})
         data = tokenized.load(every, tokenizer, template, seed=config.seed)
@@ -101,6 +101,7 @@ def prepare(
     asked = None if measure is None else partial(measure, tokenizer=tokenizer)
     data = data._replace(train=row_difficulty.graded(data.train, config, measure=asked))
     preflight.require_runnable(config, data)
+    require_whole_pictures(config, data.train)
     start_adapter.require(config)
     train = mixture.mixed(data.train, config)
     steps = total_steps(config, len(train))
@@ -110,6 +111,36 @@ def prepare(
     run.note(told=about_rows(config))
     decontamination.write_matches(data.train.contamination, run)
     return tokenizer, template, data
+
+
+def encoder_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder | MlmEncoder:
+    """How the rows of a run are written for its backbone, pictures included."""
+    hub, template = backbones.hub_config(config.model), read_template(config)
+    return row_encoder(config, hub, tokenizer, template=template, processor=picture_processor.of(config, hub))
+
+
+def require_whole_pictures(config: RunConfig, train: TokenizedSet) -> None:
+    """Refuse settings that would cut the tokens of pictures, or that read text alone; raises ConfigError."""
+    if not train.pictured:
+        return
+    own = config.distributed
+    wanted = {
+        "data.length_warm_up.start": config.data.length_warm_up.start is not None,
+        "token_drop": config.token_drop.is_on,
+        "distributed.pipeline": own.pipeline > 1,
+        "distributed.sequence": own.sequence > 1,
+        "distributed.tensor": own.tensor > 1,
+        "freeze.policy": config.freeze.policy != "none" and config.freeze.cache != "off",
+    }
+    for key, is_on in wanted.items():
+        if is_on:
+            cure = "Write freeze.cache=off." if key == "freeze.policy" else "Leave it out."
+            raise ConfigError(f"{key} takes rows for tokens alone, and rows here have pictures. {cure}")
+    if getattr(config.adapter, "virtual_tokens", None) is not None:
+        raise ConfigError(
+            f"adapter.method={config.adapter.method} puts virtual tokens before a text, and rows here have pictures. "
+            "Write adapter.method=lora."
+        )
 
 
 def about_rows(config: RunConfig) -> list[str]:
@@ -218,11 +249,12 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         tap, train = LabelTap(token_losses), self.data.train
         rows = weighted(drawn(train, self.config), train.weights)
+        packs = train.processor is None or train.processor.packs or not train.pictured
         if self.criterion is not None:
-            return TrainingSignal(rows, token_loss(live.model, live.head, self.criterion), reads_packed=True)
+            return TrainingSignal(rows, token_loss(live.model, live.head, self.criterion), reads_packed=packs)
         draws = LabelDraws()
         loss = next_token_loss(live.model, live.head, tap, self.config.regularise, draws)
-        return TrainingSignal(rows, loss, tap=tap, reads_packed=True, reference=self.reference, draws=draws)
+        return TrainingSignal(rows, loss, tap=tap, reads_packed=packs, reference=self.reference, draws=draws)
 
     def width(self, live: ExportedModel) -> int:
         return live.head.width
@@ -294,7 +326,8 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
             likelihoods = evaluation.likelihood(model.model, model.head, rows, scoring=scoring)
         with self.run.deadline.phase("answers"):
             answers = answer(model, rows, self.config, scoring)
-        return Scored(evaluation.summary(likelihoods, answers), TextOutputs(answers, likelihoods.rows))
+            others = scores_of_other_pictures(model, rows, self.config, scoring)
+        return Scored(evaluation.summary(likelihoods, answers) | others, TextOutputs(answers, likelihoods.rows))
 
     def predictions(
         self, model: ExportedModel, rows: TokenizedSet, outputs: TextOutputs, before: Mapping[str, Any]
@@ -431,7 +464,19 @@ def score(
 ) -> tuple[dict[str, float], list[GeneratedAnswer]]:
     """Loss and answer scores of a saved model on a split, and the answers themselves."""
     answers = answer(model, split, config, scoring)
-    return evaluation.summary(evaluation.likelihood(model.model, model.head, split, scoring=scoring), answers), answers
+    scores = evaluation.summary(evaluation.likelihood(model.model, model.head, split, scoring=scoring), answers)
+    return scores | scores_of_other_pictures(model, split, config, scoring), answers
+
+
+def scores_of_other_pictures(
+    model: ExportedModel, split: TokenizedSet, config: RunConfig, scoring: ModelResults | None = None
+) -> dict[str, float]:
+    """What the pictures are worth: loss and F1 where each row shows the pictures of another; empty without any."""
+    if (others := split.with_other_pictures()) is None:
+        return {}
+    answers = answer(model, others, config, scoring)
+    scores = evaluation.summary(evaluation.likelihood(model.model, model.head, others, scoring=scoring), answers)
+    return {f"{name}_of_other_pictures": scores[name] for name in ("loss", "f1") if name in scores}
 
 
 def answer(

@@ -22,11 +22,12 @@ from workbench.data.rows import read_rows
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.errors import ConfigError, DataError
+from workbench.evaluation.generation import question_ids
 from workbench.models import backbones, exported
 from workbench.recipes.load import load
 from workbench.recipes.task import PredictionTable
 from workbench.recipes.verbs.evaluate import evaluate
-from workbench.recipes.verbs.generate import _beside_input, generate, predict, question_ids
+from workbench.recipes.verbs.generate import _beside_input, generate, predict
 from workbench.runs import run_directory
 
 SaveRun = Callable[..., Path]

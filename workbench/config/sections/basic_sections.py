@@ -169,6 +169,8 @@ class DataConfig(Section):
     header: bool | None = None
     """Whether the first line of a csv or tsv file names the columns. false: they are numbered from 1, as in
     data.columns='{label: 1, text: 2}'. null: it names them."""
+    fetch: bool = False
+    """Whether pictures that rows name by an address, https://..., are read from the network."""
     encoding: str = "utf-8"
     """How text files are encoded, such as latin1 or utf-16."""
     labels: dict[str, str] | str = Field(default_factory=dict)

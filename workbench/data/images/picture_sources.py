@@ -31,6 +31,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from workbench.config import DataConfig
 from workbench.data import hub_datasets, rows
@@ -529,7 +530,7 @@ _OTHER_ARCHIVES = (".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 
 def _rows_of_table(source: str, path: Path, column: str, named: str | None, config: DataConfig) -> Iterator[RawRow]:
     folder = path if path.is_dir() else path.parent
-    find = None if named is None else _finder(named, folder, column)
+    find = None if named is None else finder(named, folder, column)
     on_hub = not os.path.exists(path) and hub_datasets.is_id(source)
     known: list[str] | None = None
     for row in rows.read_rows(source, config):
@@ -545,7 +546,7 @@ def _rows_of_table(source: str, path: Path, column: str, named: str | None, conf
                 )
         try:
             cell = row.columns.get(column)
-            file = (None if find is None else find(cell)) or _picture(
+            file = (None if find is None else find(cell)) or picture_of(
                 cell, row.place, None if on_hub else folder, column
             )
         except DataError as error:
@@ -554,7 +555,7 @@ def _rows_of_table(source: str, path: Path, column: str, named: str | None, conf
             yield RawRow(row.place, {**row.columns, column: file})
 
 
-def _finder(named: str, beside: Path, column: str) -> Callable[[Any], PictureFile | None]:
+def finder(named: str, beside: Path, column: str) -> Callable[[Any], PictureFile | None]:
     """What finds the picture of a cell that is a name in `image.folder`, with or without suffix; None for other cells.
     A name that is several pictures, or none, is refused."""
     places = (beside / named, Path(named).expanduser())
@@ -602,12 +603,16 @@ def _finder(named: str, beside: Path, column: str) -> Callable[[Any], PictureFil
     return find
 
 
-def _picture(value: Any, place: str, folder: Path | None, column: str) -> PictureFile:
-    """The picture that a cell holds; a path is taken from `folder`."""
+def picture_of(value: Any, place: str, folder: Path | None, column: str) -> PictureFile:
+    """The picture that a cell holds; a path is taken from `folder`. Raises DataError: it holds none, or a path that
+    leads to none."""
     if isinstance(value, dict) and value.keys() <= {"bytes", "path"}:
         value = value.get("bytes") or value.get("path")
     if isinstance(value, bytes):
         return PictureFile(place, content=value)
+    if isinstance(value, Image.Image):
+        pixels = np.asarray(value.convert("RGB"))
+        return PictureFile(place, content=pixels.tobytes(), shape=pixels.shape)
     if not isinstance(value, str | None):
         raise DataError(f"`{column}` must be a path or the bytes of a picture file, found {excerpt(value)}.")
     if not value or not value.strip():

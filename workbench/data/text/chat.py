@@ -6,6 +6,7 @@ and tool calls, to and including the token that ends the turn.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from workbench.data.batching import MicroBatch, Row, collate
+from workbench.data.text import media
 from workbench.data.text.chat_template import ChatTokenizer, Rendering, Segment, TokenSpans
 from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.data.text.messages import Message, last_answer_only, split_thoughts, thoughts
@@ -50,6 +52,12 @@ class Conversation:
     tools: Sequence[Message]
     restored: bool = False
     """Write the reasoning of the last message too, which the template cuts off at `</think>` (DeepSeek's do)."""
+    pictures: media.KeptPictures | None = None
+    """All that its messages have, in their order."""
+    mark: str = ""
+    """What the template writes for a picture; empty where no picture is read."""
+    in_parts: bool | None = None
+    """Whether the template reads contents as lists of parts; None: as it comes."""
 
     @contextmanager
     def _rendering(self) -> Iterator[None]:
@@ -75,7 +83,7 @@ class Conversation:
                 add_generation_prompt=prompt,
                 tokenize=False,
             )
-            return str(text).replace(HIDDEN, CLOSING)
+            return self._with_pictures(Rendering(str(text).replace(HIDDEN, CLOSING), [], [], 0), None).text
 
     def whole(self) -> Rendering:
         """The same with the segments of its messages; its text is checked against `text`."""
@@ -108,7 +116,31 @@ class Conversation:
         rendering = self.tokenizer.instrumented.render(
             self.bare(stop), self.tools, prompt=prompt, special_tokens=self.tokenizer.special_tokens, text=text
         )
-        return rendering and replace(rendering, text=rendering.text.replace(HIDDEN, CLOSING))
+        if rendering is None:
+            return None
+        return self._with_pictures(replace(rendering, text=rendering.text.replace(HIDDEN, CLOSING)), stop)
+
+    def _with_pictures(self, rendering: Rendering, stop: int | None) -> Rendering:
+        """The same with the tokens of pictures in place of their marks."""
+        if not self.mark:
+            return rendering
+        places = [match.start() for match in re.finditer(re.escape(self.mark), rendering.text)]
+        count = len(media.of_messages(self.messages[:stop]))
+        if len(places) != count:
+            raise DataError(
+                f"{self.place}: has {count} picture{'s' * (count != 1)}, and {self.tokenizer.name} writes "
+                f"{len(places)} times {self.mark}, which stands for one. Take the word out of the texts, or give "
+                "another template with model.chat_template=FILE."
+            )
+        return rendering.expanded(places, len(self.mark), self.pictures.texts[:count] if self.pictures else [])
+
+    def picture_spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield the characters that each picture has in the text of the whole conversation."""
+        end = 0
+        for each in self.pictures.texts if self.pictures else ():
+            start = text.index(each, end)
+            end = start + len(each)
+            yield start, end
 
     def endless(self) -> BackboneError:
         """The error for a template that is not done in time."""
@@ -119,10 +151,23 @@ class Conversation:
 
     def bare(self, stop: int | None) -> list[Message]:
         """The messages without our own key, and with restored reasoning hidden from the template."""
-        bare = [{key: value for key, value in each.items() if key != "loss"} for each in self.messages[:stop]]
+        bare = [self._content(each) for each in self.messages[:stop]]
         if self.restored and len(bare) == len(self.messages):
             bare[-1] |= {"content": f"<think>\n{thoughts(bare[-1])}\n{HIDDEN}\n\n{split_thoughts(bare[-1])['content']}"}
         return bare
+
+    def _content(self, message: Message) -> Message:
+        """A message as its template reads it, without our own keys."""
+        bare = {key: value for key, value in message.items() if key not in ("loss", media.KEY)}
+        if self.in_parts is None:
+            return bare
+        if not self.in_parts:
+            return {**bare, "content": bare["content"].replace(media.MARK, self.mark)} if self.pictures else bare
+        pieces, kinds = bare["content"].split(media.MARK), [each.kind for each in message.get(media.KEY, ())]
+        parts: list[dict[str, str]] = []
+        for text, kind in zip_longest(pieces if kinds else [bare["content"]], kinds):
+            parts += [{"type": "text", "text": text}] * bool(text) + [{"type": kind}] * (kind is not None)
+        return {**bare, "content": parts}
 
 
 def wholes(conversations: Sequence[Conversation]) -> list[Rendering]:
@@ -180,7 +225,8 @@ class AnswerMasker:
             calls = [call.get("function", call)["name"] for call in message.get("tool_calls") or []]
             missing = [f"the call of `{name}`" for name in calls if name not in written]
             content = str(message.get("content") or "").strip()
-            if not calls and not written_out(content, written):
+            said = content.split(media.MARK) if media.KEY in message else [content]
+            if not calls and not all(written_out(each, written) for each in said):
                 missing.append("the answer")
             if missing:
                 raise DataError(
@@ -360,6 +406,10 @@ class Encoded:
     """How many of the last tokens truncation keeps: what closes an encoder's text, and the answer after it."""
     source: int = 0
     """How many of the first tokens an encoder reads; 0 where there is no decoder beside it."""
+    pictures: media.KeptPictures | None = None
+    """Its pictures, as their processor keeps them."""
+    last_picture: int = 0
+    """How many of the first tokens hold all of its pictures; none of the tokens of a picture may be cut."""
 
     @property
     def ends(self) -> int:
@@ -370,7 +420,8 @@ class Encoded:
 def truncate(encoded: Encoded, *, max_tokens: int, side: Literal["left", "right"]) -> Encoded:
     """At most `max_tokens` tokens: `left` cuts the beginning (but a BOS token), `right` the end.
 
-    An example of which nothing but what is kept would be left stays as long as it is.
+    An example of which nothing but what is kept would be left stays as long as it is, and so does one that would lose a
+    part of a picture.
     """
     cut = len(encoded.input_ids) - max_tokens
     stop = len(encoded.input_ids) - encoded.kept
@@ -378,6 +429,8 @@ def truncate(encoded: Encoded, *, max_tokens: int, side: Literal["left", "right"
         return encoded
     head = stop - cut if side == "right" else int(encoded.bos)
     tail = head + cut
+    if encoded.pictures and (side == "left" or head < encoded.last_picture):
+        return encoded
     return Encoded(
         input_ids=encoded.input_ids[:head] + encoded.input_ids[tail:],
         supervised=encoded.supervised[:head] + encoded.supervised[tail:],
@@ -385,6 +438,8 @@ def truncate(encoded: Encoded, *, max_tokens: int, side: Literal["left", "right"
         bos=encoded.bos and head > 0,
         kept=encoded.kept,
         source=max(0, encoded.source - cut),
+        pictures=encoded.pictures,
+        last_picture=encoded.last_picture,
     )
 
 
@@ -435,6 +490,7 @@ class ChatEncoder:
     Args:
         tokenizer: A fast tokenizer, because masks are found by character offsets.
         template: Jinja source that replaces the tokenizer's own; where neither is there, DEFAULT_TEMPLATE.
+        processor: Reads the pictures of rows; or why none are read, in words after "and".
 
     Attributes:
         source: The Jinja source in use, to be saved with what is trained with it.
@@ -443,7 +499,13 @@ class ChatEncoder:
     conversion: Conversion | None = None  # rows are read as their format says
     reader: Reader | None = None  # they are those of the file
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        template: str | None = None,
+        *,
+        processor: media.MediaProcessor | str = "only recipe sft reads pictures beside text",
+    ) -> None:
         if not tokenizer.is_fast:
             raise BackboneError(
                 f"{type(tokenizer).__name__} gives no character offsets, by which the loss mask is found.\n"
@@ -458,6 +520,8 @@ class ChatEncoder:
         self._one_of_several = template is None and isinstance(tokenizer.chat_template, dict)
         self._tokenizer = ChatTokenizer(tokenizer, self.source)
         self._masker = AnswerMasker(self._tokenizer)
+        self.processor = None if isinstance(processor, str) else processor
+        self._blind = processor if isinstance(processor, str) else ""
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
         """The example's ids with the mask that `loss_on` asks for. Raises DataError: the template refuses this
@@ -477,7 +541,7 @@ class ChatEncoder:
         chats = {
             number: self._rendered_conversation(example)
             for number, example in enumerate(examples)
-            if example.messages and not example.tools
+            if example.messages and not example.tools and not media.of_messages(example.messages)
         }
         rendered = dict(zip(chats, wholes(list(chats.values())), strict=False))
         pieces = [example.whole_text for example in examples if len(example.text) > 1]
@@ -515,7 +579,11 @@ class ChatEncoder:
         return row
 
     def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
-        return collate(rows, epoch=epoch)
+        batch = collate(rows, epoch=epoch)
+        if self.processor is None:
+            return batch
+        seen = self.processor.inputs(batch.inputs["input_ids"], [row.pictures for row in rows])
+        return replace(batch, inputs={**batch.inputs, **seen})
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
         """The example, or one for each of its answers where the template drops the reasoning of earlier ones.
@@ -571,6 +639,11 @@ class ChatEncoder:
         ids = self._encode_text(example, "all").input_ids
         return ids[:-1] if ids[-1] == self._tokenizer.eos else ids
 
+    def pictures_of(self, example: Example) -> str:
+        """Names the pictures of an example, as `Row.pictures` does; empty where it has none."""
+        found = media.of_messages(example.messages)
+        return self.processor.kept(found, example.place).key if found and self.processor else ""
+
     def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
         """Ids of the conversation with the generation prompt: what generation starts from."""
         return self._tokenizer.tokenise(self._conversation("the conversation", messages, tools).text(prompt=True)).ids
@@ -622,7 +695,35 @@ class ChatEncoder:
                 f"{place}: has tools, but {self._tokenizer.name} is one of several by name.\n"
                 "  Write the one for tools to a file and give it as model.chat_template=FILE."
             )
-        return Conversation(self._tokenizer, place, messages, tools)
+        if not (found := media.of_messages(messages)):
+            if self._parts == (False, True):  # a template that knows lists of parts alone
+                return Conversation(self._tokenizer, place, messages, tools, in_parts=True)
+            return Conversation(self._tokenizer, place, messages, tools)
+        if self.processor is None:
+            raise DataError(
+                f"{place}: has a picture, and {self._blind}. Or learn from the text of the rows alone: "
+                f"data.ignore='[{', '.join(media.COLUMNS)}]' leaves columns of pictures out."
+            )
+        pictures = self.processor.kept(found, place)
+        mark, parts = self.processor.token, self._parts[1]
+        return Conversation(self._tokenizer, place, messages, tools, pictures=pictures, mark=mark, in_parts=parts)
+
+    @cached_property
+    def _parts(self) -> tuple[bool, bool]:
+        """Whether the template writes a content that is a text, and one that is a list of parts."""
+        text = "a word to look for"
+
+        def writes(content: Any) -> bool:
+            asked = [{"role": "user", "content": content}]
+            try:
+                written = self._tokenizer.instrumented.render(
+                    asked, (), prompt=False, special_tokens=self._tokenizer.special_tokens
+                )
+            except Exception:  # a template is foreign code
+                return False
+            return written is not None and text in written.text and "{" not in written.text
+
+        return writes(text), writes([{"type": "text", "text": text}])
 
     def _rendered_conversation(self, example: Example) -> Conversation:
         conversation = self._conversation(example.place, example.messages, example.tools)
@@ -643,7 +744,12 @@ class ChatEncoder:
         ends = [answer.end for answer in answers if answer.end is not None]
         if loss_on == "all":
             supervised = [True] * len(ids)
-        return Encoded(ids, supervised, tuple(ends), ids[:1] == [self._tokenizer.tokenizer.bos_token_id])
+        last = 0
+        for start, stop in conversation.picture_spans(whole.text):
+            first, last = tokens.between(start, stop)
+            supervised[first:last] = [False] * (last - first)
+        bos = ids[:1] == [self._tokenizer.tokenizer.bos_token_id]
+        return Encoded(ids, supervised, tuple(ends), bos, pictures=conversation.pictures, last_picture=last)
 
     def _encode_text(self, example: Example, loss_on: LossOn) -> Encoded:
         """Raw pieces as one string, between the tokenizer's own BOS and an EOS that belongs to the last piece."""

@@ -8,12 +8,12 @@ a private-use character and a number before and after its text. Taken out again,
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes, pass_context
@@ -64,6 +64,20 @@ class Rendering:
     def of(self, message: int) -> list[Segment]:
         """The visible segments of message number `message`."""
         return [segment for segment in self.segments if segment.message == message]
+
+    def expanded(self, places: Sequence[int], width: int, texts: Sequence[str]) -> Rendering:
+        """The conversation with other texts in place of `width` characters at each of some places."""
+        stops = [place + width for place in places]
+        added = list(accumulate((len(text) - width for text in texts), initial=0))
+
+        def moved(character: int) -> int:
+            return character + added[bisect_right(stops, character)]
+
+        pieces = [self.text[start:stop] for start, stop in zip([0, *stops], [*places, len(self.text)], strict=True)]
+        text = "".join(piece for pair in zip_longest(pieces, texts, fillvalue="") for piece in pair)
+        segments = [Segment(each.message, moved(each.start), moved(each.end)) for each in self.segments]
+        generated = [(moved(start), moved(end)) for start, end in self.generated]
+        return Rendering(text, segments, generated, moved(self.loop_end))
 
 
 @cache

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from workbench.data.text import media
 from workbench.data.text.chat import ChatEncoder, Conversation, Encoded, LossOn, learnt, outcomes
 from workbench.data.text.formats import Example
 from workbench.data.text.messages import Message
@@ -105,6 +106,8 @@ class Seq2SeqEncoder(ChatEncoder):
         if not numbers or numbers[0] == 0:
             raise DataError(f"{example.place}: has no answer to a question. Correct it, or write data.on_bad_row=skip.")
         before, message = example.messages[: numbers[0]], example.messages[numbers[0]]
+        if media.KEY in message:
+            raise DataError(f"{example.place}: its answer has a picture, which no model writes. Take it out.")
         if message.get("tool_calls") or message.get("reasoning_content"):
             raise DataError(
                 f"{example.place}: its answer has tool calls or reasoning, which only the chat template of a causal "

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.config import DataConfig
 from workbench.config.sections.basic_sections import MARGIN, WEIGHT
-from workbench.data import resampling, unread_columns
+from workbench.data import hub_datasets, resampling, unread_columns
 from workbench.data.rows import (
     RawRow,
     convert_rows,
@@ -20,6 +20,8 @@ from workbench.data.rows import (
     optional_string,
     string_of,
 )
+from workbench.data.source_files import local_path
+from workbench.data.text import media
 from workbench.data.text.messages import (
     Message,
     flag,
@@ -100,7 +102,7 @@ def read(
         reader: Yields the raw rows of `source` in place of `read_rows`.
     """
     config = config if weighted else config.unweighted
-    reads = set[str]()
+    reads, folder = set[str](), folder_of(source)
 
     def converter(first: RawRow) -> Callable[[RawRow], Example | None]:
         row_format = _detect(source, first.columns, config)
@@ -116,12 +118,28 @@ def read(
             example = _example(row, row_format, config.columns)
             if example is None:
                 skipped.append(f"{row.place}: its label is false: a bad answer, which is not trained on.")
-            return example
+            return example if example is None else located(example, folder)
 
         return convert
 
     raw = None if reader is None else lambda source: reader(source, config)
     return convert_rows(source, converter, config, skipped=skipped, limit=limit, reader=raw, reads=lambda _: reads)
+
+
+def folder_of(source: str) -> str | None:
+    """Where the paths of pictures in a source begin: the table's folder."""
+    path = local_path(source)
+    if not path.exists():
+        return None if hub_datasets.is_id(source) else "."
+    return str(path if path.is_dir() else path.parent)
+
+
+def located(example: Example, folder: str | None) -> Example:
+    """The example, the paths of whose pictures begin in `folder`."""
+    if not any(media.KEY in message for message in example.messages):
+        return example
+    rejected = None if example.rejected is None else located(example.rejected, folder)
+    return replace(example, messages=media.located(example.messages, folder), rejected=rejected)
 
 
 def format_of(source: str, config: DataConfig) -> str:
@@ -158,6 +176,8 @@ def _example(row: RawRow, row_format: _Format, renames: Mapping[str, str]) -> Ex
             f"{', '.join(columns) or 'no column'}. Name the row's format, or rename its columns with data.columns."
         )
     example = row_format.convert(row.place, columns)
+    if example is not None:
+        example = _with_media(example, columns)
     if example is not None and WEIGHT in renames:
         example = replace(example, weight=resampling.read_weight(columns.get(WEIGHT), renames[WEIGHT]))
     if example is not None and MARGIN in renames:
@@ -168,6 +188,24 @@ def _example(row: RawRow, row_format: _Format, renames: Mapping[str, str]) -> Ex
                 f"{excerpt(columns.get(MARGIN))}. Write 0 there, or leave `tie` out."
             )
     return example
+
+
+def _with_media(example: Example, columns: Columns) -> Example:
+    """The example with the pictures that columns of its row hold, and those that its messages leave to them."""
+    held = next((name for name in media.COLUMNS if carries(columns.get(name))), None)
+    if example.text:
+        if held is not None:
+            raise DataError(
+                f"raw text has no place for `{held}`. For a chat, write data.columns='{{question: prompt, answer: "
+                "completion}' and data.format=question_answer."
+            )
+        return example
+    if not example.messages:
+        return example
+    if not any(media.KEY in message for message in example.messages) and not columns.keys() & set(media.COLUMNS):
+        return example
+    rejected = None if example.rejected is None else _with_media(example.rejected, columns)
+    return replace(example, messages=tuple(media.placed(example.messages, columns)), rejected=rejected)
 
 
 def _detect(source: str, columns: Columns, config: DataConfig) -> _Format:
@@ -227,7 +265,7 @@ def _reads(columns: Columns, row_format: _Format, config: DataConfig) -> set[str
     names |= {"text"} if turned.keys() - found.keys() else set()
     for name in ("instruction", "question"):
         names |= {"history", "context", *(("input",) if name == "instruction" else ())} if name in names else set()
-    names |= {"system", "tools", "functions", "tie", MARGIN} if row_format.name != "text" else set()
+    names |= {"system", "tools", "functions", "tie", MARGIN, *media.COLUMNS} if row_format.name != "text" else set()
     return unread_columns.columns_in_file(config, {*names, *ROW_FLAGS, WEIGHT})
 
 
@@ -515,5 +553,5 @@ _FORMATS = (
 _COLUMNS = (
     *("messages", "conversations", "instruction", "input", "output", "prompt", "completion", "question", "answer"),
     *("answers", "text", "label", "chosen", "rejected", "message_tree_id", "context", "system", "tools", "history"),
-    *("completions", "labels", "tie", "kto_tag", "functions", WEIGHT, MARGIN),
+    *("completions", "labels", "tie", "kto_tag", "functions", *media.COLUMNS, WEIGHT, MARGIN),
 )

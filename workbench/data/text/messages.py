@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.data.rows import excerpt
+from workbench.data.text import media
 from workbench.data.unread_columns import LOSS_FLAGS, MEDIA, carries
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
 Message = dict[str, Any]
-"""role, content (always a string), optionally tool_calls, loss (a bool), and other keys that a template may read."""
+"""role, content (always a string), optionally tool_calls, loss (a bool), media, and other keys that a template may
+read."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SHAREGPT_ROLES = {
@@ -26,7 +28,7 @@ _SHAREGPT_ROLES = {
     "system": "system",
 }
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-READ = frozenset({"role", "content", "tool_calls", "loss", *_REASONING_KEYS})
+READ = frozenset({"role", "content", "tool_calls", "loss", media.KEY, *_REASONING_KEYS})
 """Keys of a message that every template is given in a form that it knows; it may read others."""
 
 
@@ -64,16 +66,21 @@ def message_of(item: Any, where: str) -> Message:
         item = {**item, "tool_calls": [item["function_call"]]}
     role = "tool" if role == "function" else role
     for key in MEDIA:
-        if carries(item.get(key)):
+        if key not in media.COLUMNS and carries(item.get(key)):
             raise DataError(
-                f"{where}: `{key}` is not read: conversations are text. Leave the row out, or write "
-                f"data.ignore='[{key}]' to learn from its text alone."
+                f"{where}: `{key}` is not read: conversations are text and pictures. Leave the row out, or write "
+                f"data.ignore='[{key}]' to learn from the rest alone."
             )
     handled = ("role", "content", "tool_calls", "function_call", *LOSS_FLAGS, *MEDIA)
     message = {key: value for key, value in item.items() if key not in handled and value is not None}
     message["role"] = role
     # A template prints null as the word None, and some fail where the key is missing.
-    message["content"] = _content(item.get("content"), where)
+    message["content"], parts = _content(item.get("content"), where)
+    if parts:
+        message[media.KEY] = parts
+    if beside := {key: item[key] for key in media.COLUMNS if carries(item.get(key))}:
+        (message,) = media.placed([{**message, "role": "user"}], beside, f"{where}: ")
+        message["role"] = role
     if item.get("tool_calls"):
         value = item["tool_calls"]
         if role != "assistant":
@@ -181,19 +188,27 @@ def _from_sharegpt(item: Mapping[str, Any], where: str) -> dict[str, Any]:
     return message
 
 
-def _content(value: Any, where: str) -> str:
+def _content(value: Any, where: str) -> tuple[str, list[media.Media]]:
+    """The text of a content, with a mark for each part that is no text, and these parts."""
     if value is None or isinstance(value, str):
-        return value or ""
+        return value or "", []
     if not isinstance(value, list):
-        raise DataError(f"{where}: content must be a string or a list of text parts, found {excerpt(value)}.")
-    texts = list[str]()
+        raise DataError(f"{where}: content must be a string or a list of parts, found {excerpt(value)}.")
+    texts, parts = list[str](), list[media.Media]()
     for part in value:
-        is_text = isinstance(part, dict) and part.get("type") == "text"
+        if (medium := media.part_of(part, where)) is not None:
+            parts.append(medium)
+            texts.append(media.MARK)
+            continue
+        is_text = isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text")
         text = part.get("text", part.get("value")) if is_text else None
         if not isinstance(text, str):
-            raise DataError(f"{where}: a content part must be {{type: text, text: ...}}, found {excerpt(part)}.")
-        texts.append(text)
-    return "".join(texts)
+            raise DataError(
+                f"{where}: a content part must be {{type: text, text: ...}} or {{type: image, path: ...}}, found "
+                f"{excerpt(part)}."
+            )
+        texts.append(media.unmarked(text, where))
+    return "".join(texts), parts
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:

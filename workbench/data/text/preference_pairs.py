@@ -456,6 +456,9 @@ def _columns(answers: TokenizedSet, number: int, partner: int, max_tokens: int, 
         "tie": False,
         "step_labels": None,
         "cut_steps": 0,
+        "pictures": "",
+        "picture_files": None,
+        "picture_count": 0,
     }
 
 

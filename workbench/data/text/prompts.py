@@ -56,7 +56,7 @@ def read_questions(
         else:
             if example is not None:
                 question_count += 1
-                yield example, row.columns
+                yield formats.located(example, formats.folder_of(source)), row.columns
     if not question_count:
         reason = f"The last one: {skipped[-1]}" if skipped else "All are labelled as bad answers."
         raise DataError(f"{source}: none of its rows can be answered. {reason}")
@@ -192,6 +192,8 @@ def _prompt_of(whole: Encoded) -> Encoded:
         supervised=[False] * start + [True],
         end_positions=(start,) if last in whole.end_positions else (),
         bos=whole.bos and start > 0,
+        pictures=whole.pictures,
+        last_picture=whole.last_picture,
     )
 
 

@@ -11,6 +11,7 @@ from workbench.data.batching import MicroBatch, Row
 from workbench.data.text.chat import ChatEncoder, Encoded, LossOn
 from workbench.data.text.encoder_decoder import Seq2SeqEncoder
 from workbench.data.text.formats import Conversion, Example, Reader
+from workbench.data.text.media import MediaProcessor
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import BackboneError, WorkbenchError
 
@@ -23,6 +24,10 @@ class WrappedEncoder:
     """Writes rows as `base` does, where a subclass says nothing else."""
 
     base: ChatEncoder
+
+    @property
+    def processor(self) -> MediaProcessor | None:
+        return self.base.processor
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
         """The example alone."""
@@ -56,6 +61,10 @@ class RowEncoder(Protocol):
         """How a file is read where its rows are not taken as they are."""
 
     @property
+    def processor(self) -> MediaProcessor | None:
+        """Reads the pictures of rows; None: rows with pictures are refused."""
+
+    @property
     def identity(self) -> list[Any]:
         """All that the written tokens depend on, besides the tokenizer; JSON."""
 
@@ -79,21 +88,36 @@ class RowEncoder(Protocol):
 
 
 def row_encoder(
-    config: RunConfig, hub: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, template: str | None = None
+    config: RunConfig,
+    hub: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    template: str | None = None,
+    processor: MediaProcessor | str | None = None,
 ) -> ChatEncoder | MlmEncoder:
     """Choose the row encoder for the recipe of `config` and the architecture `hub`. Raises BackboneError: the tokenizer
-    or the template does not allow it. `template`: Jinja source that replaces the tokenizer's chat template."""
+    or the template does not allow it.
+
+    Args:
+        template: Jinja source that replaces the tokenizer's chat template.
+        processor: Reads the pictures of rows; or why none are read; None: only other recipes read any.
+    """
     if config.task.head == "masked":
         return MlmEncoder(tokenizer, share=config.masking.share, seed=config.rows_seed)
-    return conversation_encoder(hub, tokenizer, template=template)
+    return conversation_encoder(hub, tokenizer, template=template, processor=processor)
 
 
 def conversation_encoder(
-    hub: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, template: str | None = None
+    hub: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    template: str | None = None,
+    processor: MediaProcessor | str | None = None,
 ) -> ChatEncoder:
-    """How the architecture `hub` reads prompts and answers; see `row_encoder`."""
+    """How the architecture `hub` reads prompts and answers; see `row_encoder`. `processor`: reads pictures, or why none
+    are read; None: its recipe reads text alone."""
     if not hub.is_encoder_decoder:
-        return ChatEncoder(tokenizer, template)
+        return ChatEncoder(tokenizer, template, **({} if processor is None else {"processor": processor}))
     start = getattr(hub, "decoder_start_token_id", None)
     if start is None:
         raise BackboneError(

@@ -14,6 +14,7 @@ import numpy as np
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, padded
 from workbench.data.text.chat import Encoded, LossOn, outcomes
 from workbench.data.text.formats import Conversion, Example, Reader
+from workbench.data.text.media import MediaProcessor
 from workbench.errors import BackboneError, DataError, WorkbenchError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class MlmEncoder:
 
     conversion: Conversion | None = None  # rows are read as their format says
     reader: Reader | None = None  # they are those of the file
+    processor: MediaProcessor | None = None  # encoders read no pictures
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, share: float, seed: int) -> None:
         if tokenizer.mask_token_id is None:

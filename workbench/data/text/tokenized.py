@@ -65,6 +65,9 @@ SCHEMA = pyarrow.schema(
         "tie": pyarrow.bool_(),
         "step_labels": pyarrow.list_(pyarrow.float64()),
         "cut_steps": pyarrow.int32(),
+        "pictures": pyarrow.string(),
+        "picture_files": pyarrow.list_(pyarrow.string()),
+        "picture_count": pyarrow.int32(),
     }
 )
 
@@ -243,6 +246,12 @@ def _cuts(
                 yield EncodedRow(named, whole, block, tokens, number)
             continue
         cut = chat.truncate(whole, max_tokens=config.max_tokens, side=config.truncate)
+        if len(cut.input_ids) > config.max_tokens and whole.pictures:
+            raise DataError(
+                f"{part.place}: has {len(whole.input_ids)} tokens, and data.max_tokens={config.max_tokens} would cut a "
+                f"picture. Write data.max_tokens={len(whole.input_ids)} or more, or data.on_bad_row=skip to leave such "
+                "rows out."
+            )
         if len(cut.input_ids) > config.max_tokens:
             raise DataError(
                 f"{part.place}: {whole.kept} of its {len(whole.input_ids)} tokens are its answer, which is never cut: "
@@ -270,7 +279,7 @@ def _append(columns: dict[str, list[Any]], rows: Sequence[EncodedRow], encoder: 
     if rows and rows[0].part.desired is not None:
         whole = rows[0].whole
         ids = array("q", whole.input_ids[: int(np.argmax(whole.supervised))])
-    identity = ids.tobytes()
+    identity = ids.tobytes() + (rows[0].whole.pictures.key.encode() if rows and rows[0].whole.pictures else b"")
     if rows and (example := rows[0].part).steps:
         before = [list(example.messages[:-1]), list(example.tools), [text for text, _ in example.text[:-1]]]
         identity = json.dumps(before, sort_keys=True).encode()
@@ -295,6 +304,9 @@ def _append(columns: dict[str, list[Any]], rows: Sequence[EncodedRow], encoder: 
             "tie": part.tie,
             "step_labels": list(part.step_labels) if part.steps else None,
             "cut_steps": len(part.steps) - len(part.step_labels),
+            "pictures": cut.pictures.key if cut.pictures else "",
+            "picture_files": list(cut.pictures.stamps) if cut.pictures else None,
+            "picture_count": len(cut.pictures.texts) if cut.pictures else 0,
         }
         for name, value in row.items():
             columns[name].append(value)
@@ -503,7 +515,7 @@ def read(
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     folder = files.cache_folder() / "tokens"
     arrow, notes = folder / f"{name}.arrow", folder / f"{name}.json"
-    if not notes.exists():
+    if not notes.exists() or not _known_pictures(json.loads(notes.read_text()), arrow, path, template):
         skipped: list[str] = []
         examples = formats.read(
             path,
@@ -520,10 +532,28 @@ def read(
         with unread_columns.noting() as found:
             written = write_chunks(arrow, ordered_processes.results(encode, chunks), config)
         unread = [key for key in keys if key not in READ and not _template_reads(key, template)]
-        files.write_bytes(notes, json.dumps({"skipped": written, "unread": [*found.get(path, ()), *unread]}).encode())
+        pictured = template.processor is not None and TokenTable.from_file(arrow).numbers("picture_count").any()
+        pictures = _pictures_of(path, template) if pictured else None
+        about = {"skipped": written, "unread": [*found.get(path, ()), *unread], "pictures": pictures}
+        files.write_bytes(notes, json.dumps(about).encode())
     kept = json.loads(notes.read_text())
     unread_columns.note(path, kept["unread"])
     return _set(TokenTable.from_file(arrow), source, fingerprint, kept["skipped"], template)
+
+
+def _pictures_of(path: str, template: RowEncoder) -> list[Any]:
+    """What the pictures of a file's rows depend on besides the rows: how they are read, and where paths begin."""
+    return [*(template.processor.settings if template.processor else ()), formats.folder_of(path)]
+
+
+def _known_pictures(notes: Mapping[str, Any], arrow: Path, path: str, template: RowEncoder) -> bool:
+    """Whether rows that were tokenised before have no pictures, or those that they have now, made as they are now."""
+    if notes["pictures"] is None:
+        return True
+    if template.processor is None or notes["pictures"] != _pictures_of(path, template):
+        return False
+    keys, stamps = (TokenTable.from_file(arrow).data.column(name).to_pylist() for name in ("pictures", "picture_files"))
+    return template.processor.knows(keys, itertools.chain.from_iterable(filter(None, stamps)))
 
 
 def _template_reads(key: str, template: RowEncoder) -> bool:
@@ -553,6 +583,7 @@ def _set(table: TokenTable, source: str, fingerprint: str, skipped: list[str], t
         skipped,
         chat=bool(table[0]["chat"]),
         collate=template.collate,
+        processor=template.processor,
     )
 
 

@@ -21,6 +21,7 @@ from workbench.data.batching import Collate, Floats, Indices, MicroBatch, Row, W
 from workbench.data.held_out_split import Splits
 from workbench.data.text import decontamination
 from workbench.data.text.decontamination import Contamination
+from workbench.data.text.media import MediaProcessor
 from workbench.data.text.quality import cleaning
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import DataError
@@ -96,6 +97,10 @@ class TokenizedSet(WholeRows):
     """Whether rows are conversations, rendered by the chat template, or raw text."""
     collate: Collate = collate
     """How rows are seen."""
+    processor: MediaProcessor | None = None
+    """Reads the pictures of rows, where they have any."""
+    shown: tuple[str, ...] | None = None
+    """Pictures of each example that are read instead of its own."""
     contamination: Contamination | None = None
     """Rows that held the text of evaluation rows, where they were looked for."""
     sources: Mapping[str, int] = field(default_factory=dict)
@@ -114,7 +119,11 @@ class TokenizedSet(WholeRows):
         row = self.table.row(int(self.rows[index]))
         ids, supervised = (values(row.column(name).flatten()) for name in ("input_ids", "supervised"))
         source, digest, block = (row.column(name)[0].as_py() for name in ("source", "digest", "block"))
-        return Row(ids.astype(np.int64), supervised, source, (digest + block) % 2**64)
+        pictures = row.column("pictures")[0].as_py()
+        if self.shown is not None:
+            pictures = self.shown[index]
+            digest += int.from_bytes(pictures[:16].encode(), "little") % 2**63
+        return Row(ids.astype(np.int64), supervised, source, (digest + block) % 2**64, pictures)
 
     def place(self, index: int) -> str:
         row = self.rows[[index]]
@@ -141,7 +150,29 @@ class TokenizedSet(WholeRows):
             rows=self.rows[keep],
             skipped=[note, *self.skipped] if note else self.skipped,
             difficulty=None if self.difficulty is None else self.difficulty[keep],
+            shown=None if self.shown is None else tuple(np.asarray(self.shown, dtype=object)[keep]),
         )
+
+    def with_other_pictures(self) -> TokenizedSet | None:
+        """The examples with pictures, each with those of another that take as many tokens; None without any."""
+        if not self.pictured or self.processor is None:
+            return None
+        groups: dict[bytes, list[tuple[str, int]]] = {}
+        for number in range(len(self)):
+            row = self[number]
+            if row.pictures:
+                edges = np.flatnonzero(np.diff(np.isin(row.input_ids, self.processor.token_ids)))
+                groups.setdefault(np.diff(edges)[::2].tobytes(), []).append((row.pictures, number))
+        found: dict[int, str] = {}
+        for group in groups.values():
+            group.sort()
+            for place, (own, number) in enumerate(group):
+                turned = (group[(place + len(group) // 2 + more) % len(group)][0] for more in range(len(group)))
+                if (other := next((key for key in turned if key != own), None)) is not None:
+                    found[number] = other
+        if not found:
+            return None
+        return replace(self.subset(np.asarray(list(found))), shown=tuple(found.values()))
 
     @property
     def source_N(self) -> Indices:
@@ -182,6 +213,12 @@ class TokenizedSet(WholeRows):
     def judged(self) -> bool:
         """Whether rows are answers that are told to be good or bad, better or worse."""
         return bool(self.table[0]["desired"] is not None)
+
+    @cached_property
+    def pictured(self) -> bool:
+        """Whether any example has pictures."""
+        counts_N = self.table.numbers("picture_count")[self.rows]
+        return bool(counts_N.any())
 
     @cached_property
     def ends(self) -> Indices:

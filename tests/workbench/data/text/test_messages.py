@@ -122,7 +122,7 @@ MALFORMED: list[tuple[Any, list[str]]] = [
     ([{"role": "user", "content": None}], ["message 1 of `messages` (user)"]),
     (assistant(content=3), ["message 2", "content must be a string", "3"]),
     (assistant(content={"text": "a"}), ["content must be a string"]),
-    (assistant(content=[{"type": "image_url", "image_url": "x"}]), ["content part", "image_url"]),
+    (assistant(content=[{"type": "video_url", "video_url": "x"}]), ["content part", "video_url"]),
     (assistant(content=["a"]), ["content part", "'a'"]),
     (assistant(content="a", loss_weight=0.5), ["loss_weight is 0.5", "Write 0 or 1"]),
     (assistant(content="a", loss_weight="1"), ["loss_weight is '1'"]),

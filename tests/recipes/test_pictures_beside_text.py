@@ -1,0 +1,103 @@
+"""A run over rows with pictures: trained, killed and resumed, scored, asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+
+import workbench
+from tests.stopping import stop_after
+from tests.vision_families import save
+from workbench.errors import ConfigError, DataError, Stopped
+from workbench.runs import metrics_log
+
+WORDS = [
+    *("adapter.rank=4", "batch.size=8", "train.steps=4", "train.learning_rate=1e-2", "data.held_out=0.25"),
+    *("evaluate.answers=4", "evaluate.max_new_tokens=3", "evaluate.every=null", "model.weights=float32"),
+]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rows")
+    lines = []
+    for number, colour in enumerate(["red", "green", "blue", "black"] * 6):
+        Image.new("RGB", (20 + number, 30), colour).save(folder / f"{number}.png")
+        lines.append({"question": f"Which colour has {number}?", "answer": colour, "image": f"{number}.png"})
+    lines.append({"question": "Which colour has the sky?", "answer": "blue"})
+    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder / "rows.jsonl"
+
+
+@pytest.fixture(scope="module")
+def words(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    model = save("llava", tmp_path_factory.mktemp("llava"), mixed=True)
+    return [f"model.id={model}", f"data.train={rows}", *WORDS]
+
+
+@pytest.fixture(scope="module")
+def run(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return workbench.run("sft/quickstart", words, out=tmp_path_factory.mktemp("runs") / "whole", quiet=True)
+
+
+def test_check_shows_where_a_picture_stands_and_its_tokens(words: list[str]) -> None:
+    found = workbench.check("sft/quickstart", words)
+    pieces = [piece for _, example in found.examples for piece in example]
+    assert ("[picture: 4 tokens]", False) in pieces
+    assert all("<image>" not in text for text, _ in pieces)
+
+
+def test_scores_tell_what_the_pictures_are_worth(run: Path) -> None:
+    scores = json.loads((run / "scores.json").read_text())
+    for moment in ("before", "after"):
+        assert {"loss_of_other_pictures", "f1_of_other_pictures"} <= scores[moment].keys()
+        assert scores[moment]["loss_of_other_pictures"] != scores[moment]["loss"]
+
+
+def test_any_micro_batch_gives_the_same_curve(run: Path, words: list[str], tmp_path: Path) -> None:
+    others = [*words, "batch.tokens_per_device=40", "batch.packing=false"]
+    curves = [
+        [line["loss"] for line in metrics_log.read(each) if "loss" in line]
+        for each in (run, workbench.run("sft/quickstart", others, out=tmp_path / "cut", quiet=True))
+    ]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+def test_a_resumed_run_has_the_same_adapter(run: Path, words: list[str], tmp_path: Path) -> None:
+    first = [*words, "save.every=2"]
+    half = tmp_path / "half"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        stop_after(patch, 2)
+        workbench.run("sft/quickstart", first, out=half, quiet=True)
+    workbench.run("sft/quickstart", first, out=half, quiet=True, resume=True)
+    adapters = [load_file(each / "adapter" / "adapter_model.safetensors") for each in (run, half)]
+    assert adapters[0].keys() == adapters[1].keys()
+    assert all(np.array_equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+
+
+def test_it_answers_rows_and_prompts_with_pictures(run: Path, rows: Path) -> None:
+    table = workbench.predict(run, str(rows), max_new_tokens=2).table
+    assert len(table) == 25 and "<image>" not in "".join(table["prompt"])
+    answer = workbench.generate(run, "Which colour has 0?", pictures=[rows.parent / "0.png"], max_new_tokens=2)
+    assert answer.strip() == table["answer"][0]
+    assert workbench.evaluate(run)["loss"] == pytest.approx(
+        json.loads((run / "scores.json").read_text())["after"]["loss"], abs=1e-4
+    )
+
+
+def test_what_takes_rows_for_tokens_alone_is_refused(run: Path, words: list[str], rows: Path, tmp_path: Path) -> None:
+    for setting, reason in {
+        "data.length_warm_up.start=4": "data.length_warm_up",
+        "token_drop.keep=0.5": "token_drop",
+        "image.size=32": "own processor",
+    }.items():
+        with pytest.raises(ConfigError, match=reason):
+            workbench.check("sft/quickstart", [*words, setting])
+    with pytest.raises(DataError, match="answers to pictures are written by"):
+        workbench.sample(run, str(rows), out=tmp_path / "answers.jsonl")

@@ -1,0 +1,141 @@
+"""Families that read pictures beside text: what a row costs here is what the stock model says of the stock batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText, PreTrainedModel
+
+from tests.vision_families import FAMILIES, save
+from workbench import losses
+from workbench.config import ModelConfig
+from workbench.config.sections.image_config import ImageConfig
+from workbench.data.packing import PACKED
+from workbench.data.text import tokenized
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.models import backbones, output_heads
+from workbench.models.picture_processor import PictureProcessor
+
+SIZES = ((60, 40), (33, 70), (28, 28), (90, 31))
+
+
+def _line(name: str) -> Sequence[pytest.MarkDecorator]:
+    """The line of tests that a family stands in."""
+    return (pytest.mark.slow,) if name in ("llava", "qwen2_5_vl") else (pytest.mark.nightly,)
+
+
+class Family(NamedTuple):
+    """A family's checkpoint, rows of it, and the stock model."""
+
+    rows: TokenizedSet
+    processor: PictureProcessor
+    model: PreTrainedModel
+    stock: PreTrainedModel
+    conversations: list[list[dict[str, Any]]]
+
+
+def _pictures() -> list[Image.Image]:
+    rng = np.random.default_rng(0)
+    return [Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)) for width, height in SIZES]
+
+
+def _conversations(pictures: Sequence[Image.Image]) -> list[list[dict[str, Any]]]:
+    """One picture; two in a turn, and one in a later turn; one after the text."""
+
+    def turn(role: str, *parts: object) -> dict[str, Any]:
+        content = [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part}
+            for part in parts
+        ]
+        return {"role": role, "content": content}
+
+    one, two, three, four = pictures
+    return [
+        [turn("user", one, "What is it?"), turn("assistant", "A fox in the snow.")],
+        [
+            turn("user", "First", two, "and then", three, "?"),
+            turn("assistant", "Two owls."),
+            turn("user", one, "And here?"),
+            turn("assistant", "A fox."),
+        ],
+        [turn("user", "Who lives here?", four), turn("assistant", "Nobody does, as you can see.")],
+    ]
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=_line(name)) for name in FAMILIES])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    name: str = request.param
+    for needed in {"mistral3": ["torchvision"], "smolvlm": ["num2words", "torchvision"]}.get(name, ()):
+        pytest.importorskip(needed)
+    section = ModelConfig(id=save(name, tmp_path_factory.mktemp(name)), weights="float32")
+    conversations = _conversations(_pictures())
+    return _family(section, conversations)
+
+
+def _family(section: ModelConfig, conversations: list[list[dict[str, Any]]]) -> Family:
+    tokenizer = backbones.tokenizer(section)
+    processor = PictureProcessor(section, type(backbones.hub_config(section)), ImageConfig())
+    encoder = ChatEncoder(tokenizer, processor=processor)
+    rows = tokenized.encode([{"messages": each} for each in conversations], tokenizer, encoder)
+    stock = AutoModelForImageTextToText.from_pretrained(section.id, dtype=torch.float32).eval()
+    model = backbones.load(section, tokenizer).model
+    model.get_input_embeddings().requires_grad_(True)
+    return Family(rows, processor, model, stock, conversations)
+
+
+def _summed(family: Family, numbers: Sequence[int], *, packed: bool = False) -> torch.Tensor:
+    """The summed loss of rows, as a run computes it."""
+    batch = family.rows.batch(np.asarray(numbers))
+    batch = PACKED.lay(batch) if packed else batch
+    head = output_heads.find(family.model, family.model)
+    hidden_ND = head.supervised(family.model, batch.inputs, batch.positions_N)
+    loss = losses.next_token(
+        hidden_ND, batch.labels_N, head.project, vocabulary=head.vocabulary, weights=head.trainable(), scale=1.0
+    )
+    return loss
+
+
+def test_tokens_loss_and_gradients_are_the_stock_ones(family: Family) -> None:
+    stock = family.processor.processor.apply_chat_template(
+        family.conversations,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+        processor_kwargs={"padding": True, "padding_side": "right"},
+    )
+    labels = torch.full_like(stock["input_ids"], -100)
+    for number in range(len(family.rows)):
+        row = family.rows[number]
+        own = stock["input_ids"][number][stock["attention_mask"][number].bool()]
+        assert own.tolist() == row.input_ids.tolist()
+        labels[number, : len(own)][torch.from_numpy(row.supervised)] = own[torch.from_numpy(row.supervised)]
+    counted = int((labels != -100).sum())
+    wanted_loss = family.stock(**stock, labels=labels).loss
+    (wanted,) = torch.autograd.grad(wanted_loss, family.stock.get_input_embeddings().weight)
+    loss = _summed(family, range(len(family.rows)))
+    (found,) = torch.autograd.grad(loss / counted, family.model.get_input_embeddings().weight)
+    assert loss.item() / counted == pytest.approx(wanted_loss.item(), abs=1e-5)
+    assert torch.allclose(found, wanted, atol=1e-6)
+
+
+def test_rows_cost_the_same_in_any_micro_batch(family: Family) -> None:
+    alone = sum(_summed(family, [number]).item() for number in range(len(family.rows)))
+    assert _summed(family, [2, 0, 1]).item() == pytest.approx(alone, rel=1e-5)
+    if family.processor.packs:
+        assert _summed(family, [0, 1, 2], packed=True).item() == pytest.approx(alone, rel=1e-5)
+
+
+def test_pictures_carry_no_loss_and_count(family: Family) -> None:
+    for number in range(len(family.rows)):
+        row = family.rows[number]
+        assert not row.supervised[np.isin(row.input_ids, family.processor.token_ids)].any()
+    others = [Image.fromarray(255 - np.asarray(each)) for each in _pictures()]
+    changed = _family(family.processor.model, _conversations(others))
+    assert not set(changed.rows.digests.tolist()) & set(family.rows.digests.tolist())
+    assert abs((_summed(changed, [0]) - _summed(family, [0])).item()) > 1e-4

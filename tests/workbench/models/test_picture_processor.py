@@ -1,0 +1,200 @@
+"""Pictures of rows: read once by the backbone's own processor, and refused by their place where they cannot be."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.vision_families import save
+from workbench.config import DataConfig, ModelConfig, RunConfig
+from workbench.config.sections.image_config import ImageConfig
+from workbench.data.text import tokenized
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.media import Media
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.errors import BackboneError, DataError
+from workbench.models import backbones, picture_processor
+from workbench.models.picture_processor import PictureProcessor
+
+
+@pytest.fixture(scope="module")
+def section(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return ModelConfig(id=save("llava", tmp_path_factory.mktemp("llava"), mixed=True), weights="float32")
+
+
+def _encoder(section: ModelConfig, **settings: Any) -> ChatEncoder:
+    fetch = settings.pop("fetch", False)
+    known = type(backbones.hub_config(section))
+    processor = PictureProcessor(section, known, ImageConfig(**settings), fetch)
+    return ChatEncoder(backbones.tokenizer(section), processor=processor)
+
+
+def _picture(seed: int = 0, *, size: tuple[int, int] = (30, 20)) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def _read(section: ModelConfig, beside: Path, rows: list[dict[str, Any]], **settings: Any) -> TokenizedSet:
+    data = {name: settings.pop(name) for name in ("max_tokens", "on_bad_row", "truncate") if name in settings}
+    path = beside / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    encoder = _encoder(section, **settings)
+    return tokenized.read(str(path), DataConfig(train=str(path), **data), backbones.tokenizer(section), encoder)
+
+
+def _row(picture: str = "a.png", answer: str = "A fox.") -> dict[str, Any]:
+    return {"question": "Who?", "answer": answer, "image": picture}
+
+
+def test_a_row_is_read_again_once_its_picture_changed_and_not_before(section: ModelConfig, tmp_path: Path) -> None:
+    _picture(0).save(tmp_path / "a.png")
+    first = _read(section, tmp_path, [_row()])
+    again = _read(section, tmp_path, [_row()])
+    assert first[0].pictures == again[0].pictures and first[0].digest == again[0].digest
+    _picture(1).save(tmp_path / "a.png")
+    changed = _read(section, tmp_path, [_row()])
+    assert changed[0].pictures != first[0].pictures and changed[0].digest != first[0].digest
+    assert changed[0].input_ids.tolist() == first[0].input_ids.tolist()
+
+
+def test_a_picture_that_is_no_longer_kept_is_made_again(section: ModelConfig, tmp_path: Path) -> None:
+    _picture().save(tmp_path / "a.png")
+    rows = _read(section, tmp_path, [_row()])
+    wanted = rows.batch(np.arange(1)).inputs["pixel_values"]
+    assert isinstance(rows.processor, PictureProcessor)
+    (rows.processor.folder / rows[0].pictures).unlink()
+    found = _read(section, tmp_path, [_row()]).batch(np.arange(1)).inputs["pixel_values"]
+    assert found.equal(wanted)
+
+
+def test_what_is_kept_are_the_processors_own_numbers(section: ModelConfig, tmp_path: Path) -> None:
+    _picture(size=(61, 33)).save(tmp_path / "a.png")
+    rows = _read(section, tmp_path, [_row()])
+    assert isinstance(rows.processor, PictureProcessor)
+    stock = rows.processor.processor.image_processor([_picture(size=(61, 33))], return_tensors="pt")
+    assert rows.batch(np.arange(1)).inputs["pixel_values"].equal(stock["pixel_values"])
+
+
+def test_pictures_come_from_a_folder_or_an_archive(section: ModelConfig, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    _picture().save(buffer, "PNG")
+    with zipfile.ZipFile(tmp_path / "pictures.zip", "w") as archive:
+        archive.writestr("a.png", buffer.getvalue())
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "a.png").write_bytes(buffer.getvalue())
+    inputs = [
+        _read(section, tmp_path, [_row()], folder=folder).batch(np.arange(1)).inputs["pixel_values"]
+        for folder in ("pictures.zip", "inside")
+    ]
+    assert inputs[0].equal(inputs[1])
+
+
+def test_rows_with_pictures_of_other_rows_differ_in_these_alone(section: ModelConfig, tmp_path: Path) -> None:
+    for number in range(3):
+        _picture(number).save(tmp_path / f"{number}.png")
+    rows = _read(section, tmp_path, [*[_row(f"{number}.png") for number in range(3)], {"question": "Q", "answer": "A"}])
+    others = rows.with_other_pictures()
+    assert others is not None and len(others) == 3
+    for number in range(3):
+        own = next(rows[each] for each in range(3) if rows.place(each) == others.place(number))
+        assert others[number].input_ids.tolist() == own.input_ids.tolist()
+        assert others[number].pictures != own.pictures and others[number].digest != own.digest
+    assert _read(section, tmp_path, [{"question": "Q", "answer": "A"}]).with_other_pictures() is None
+
+
+def _written(folder: Path, name: str, content: bytes) -> str:
+    (folder / name).write_bytes(content)
+    return name
+
+
+def _animation(folder: Path) -> str:
+    _picture(0).save(folder / "a.gif", save_all=True, append_images=[_picture(1)])
+    return "a.gif"
+
+
+def _large(folder: Path) -> str:
+    _picture(size=(100, 100)).save(folder / "large.png")
+    return "large.png"
+
+
+def _cut(folder: Path) -> str:
+    buffer = io.BytesIO()
+    _picture(size=(90, 90)).save(buffer, "PNG")
+    return _written(folder, "cut.png", buffer.getvalue()[:200])
+
+
+MISTAKES: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "missing file": ("gone.png", "gone.png does not exist", {}),
+    "a folder": (".", "is a folder", {}),
+    "an empty file": (lambda folder: _written(folder, "e.png", b""), "is empty", {}),
+    "a text": (lambda folder: _written(folder, "t.png", b"a text"), "text, not a picture", {}),
+    "a web page": (lambda folder: _written(folder, "w.png", b"<html></html>"), "a web page", {}),
+    "a PDF": (lambda folder: _written(folder, "p.png", b"%PDF-1.7"), "a PDF document", {}),
+    "a drawing": (lambda folder: _written(folder, "s.png", b"<svg></svg>"), "an SVG drawing", {}),
+    "a pointer of Git LFS": (lambda folder: _written(folder, "l.png", b"version https://git-lfs"), "Git LFS", {}),
+    "a file that was cut off": (_cut, "cut off", {}),
+    "an animation": (_animation, "2 pictures", {}),
+    "too many pixels": (_large, "more than image.max_pixels=100", {"max_pixels": 100}),
+    "an address": ("https://example.org/a.png", "data.fetch=true", {}),
+    "no base64": ("data:image/png;base64,%%%", "without whole base64", {}),
+    "a number": (3, "must be a path", {}),
+    "no such folder": ("a.png", "image.folder: gone", {"folder": "gone"}),
+    "a picture that its tokens cut": (_large, "would cut a picture", {"max_tokens": 8}),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_picture_that_cannot_be_read_is_told_by_its_place(mistake: str, section: ModelConfig, tmp_path: Path) -> None:
+    value, reason, settings = MISTAKES[mistake]
+    rows = [_row(value(tmp_path) if callable(value) else value)]
+    with pytest.raises(DataError, match=reason) as refused:
+        _read(section, tmp_path, rows, **settings)
+    assert "rows.jsonl, row 1" in str(refused.value)
+    kept = _read(section, tmp_path, [{"question": "Q", "answer": "A"}, *rows], on_bad_row="skip", **settings)
+    assert len(kept) == 1 and "row 2" in kept.skipped[0]
+
+
+def test_a_word_that_a_template_writes_for_pictures_is_refused_in_texts(section: ModelConfig, tmp_path: Path) -> None:
+    _picture().save(tmp_path / "a.png")
+    row = {
+        "messages": [
+            {"role": "user", "content": [{"type": "image", "path": "a.png"}, {"type": "text", "text": "<image>"}]}
+        ]
+    }
+    row["messages"].append({"role": "assistant", "content": "A fox."})
+    with pytest.raises(DataError, match=r"row 1: has 1 picture, and .* writes 2 times <image>"):
+        _read(section, tmp_path, [row])
+
+
+def test_a_model_of_text_and_other_recipes_refuse_pictures(section: ModelConfig, tmp_path: Path) -> None:
+    text = RunConfig(recipe="sft", model=ModelConfig(id="starter"), data=DataConfig(train="rows.jsonl"))
+    why = picture_processor.of(text, backbones.hub_config(text.model))
+    assert isinstance(why, str) and "reads text alone" in why
+    row = {
+        "messages": [
+            {"role": "user", "content": [{"type": "image", "path": "a.png"}]},
+            {"role": "assistant", "content": "A"},
+        ]
+    }
+    for processor in (why, None):
+        given = {} if processor is None else {"processor": processor}
+        encoder = ChatEncoder(backbones.tokenizer(text.model), **given)
+        with pytest.raises(DataError, match="row 1: has a picture, and"):
+            tokenized.encode([row], backbones.tokenizer(text.model), encoder)
+
+
+def test_a_backbone_without_a_processor_is_told(section: ModelConfig, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (bare / name).write_bytes((Path(section.id) / name).read_bytes())
+    processor = PictureProcessor(ModelConfig(id=str(bare)), type(backbones.hub_config(section)), ImageConfig())
+    with pytest.raises(BackboneError, match="processor"):
+        processor.kept([Media("image", _picture())], "row 1")

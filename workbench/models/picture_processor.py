@@ -1,0 +1,319 @@
+"""Pictures beside text: read by the backbone's own processor, once, and kept on disk as what the model is given.
+
+What a processor makes of a picture depends on nothing but the picture, so each is kept in a file of its own, named by
+its content: rows that share a picture, other sets, later epochs and later runs read that file. Its numbers have at most
+as many values as a byte has for each channel, and are kept exactly as an index into them.
+
+Legend: B rows, L padded length, P pictures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import PIL
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from workbench.config import ModelConfig, RunConfig
+from workbench.config.model_heads import TEXT
+from workbench.config.sections.image_config import ImageConfig
+from workbench.data.images import picture_sources
+from workbench.data.images.picture_files import PictureFile
+from workbench.data.images.picture_store import use
+from workbench.data.text.media import KINDS, KeptPictures, Media
+from workbench.errors import BackboneError, DataError
+from workbench.models.backbone_source import source_arguments, source_path
+from workbench.runs import addresses, files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PretrainedConfig
+
+VERSION = "1"  # raise it when what is kept changes
+
+
+def of(config: RunConfig, hub: PretrainedConfig) -> PictureProcessor | str | None:
+    """What reads the pictures of rows for a backbone; or why none can be read; None where its task reads none."""
+    if not config.task.pictured:
+        return None
+    if config.over is not None:
+        return f"recipe {config.recipe} reads text alone. Take recipe {config.task.name}"
+    if hub.is_encoder_decoder or TEXT.auto_class(hub).__name__ != "AutoModelForImageTextToText":
+        return (
+            f"model.id={config.model.id} ({type(hub).__name__}) reads text alone. Take a backbone that sees, such as "
+            "Qwen3-VL, Gemma 3 or LLaVA"
+        )
+    if isinstance(config.image.folder, dict):
+        return "image.folder names one folder for all rows of text. Write it as image.folder=FOLDER"
+    return PictureProcessor(config.model, type(hub), config.image, config.data.fetch)
+
+
+_TYPES = ("mm_token_type_ids", "token_type_ids")
+"""Arguments of models that say which tokens are those of pictures."""
+
+
+@dataclass(frozen=True)
+class PictureProcessor:
+    """Reads pictures as a backbone's processor does.
+
+    Args:
+        model: Where the processor is.
+        architecture: Of the backbone, whose arguments decide what is given.
+        image: Its folder and max_pixels are used.
+        fetch: Whether addresses are read from the network.
+    """
+
+    model: ModelConfig
+    architecture: type[PretrainedConfig]
+    image: ImageConfig
+    fetch: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: other processes load the processor for themselves."""
+        return {name: value for name, value in self.__dict__.items() if name in self.__dataclass_fields__}
+
+    @cached_property
+    def processor(self) -> Any:
+        """The stock processor. Raises BackboneError: there is none, or it reads no pictures."""
+        try:
+            loaded: Any = _class_of(self.architecture).from_pretrained(
+                source_path(self.model), **source_arguments(self.model)
+            )
+        except Exception as error:
+            why = " ".join(str(error).split())[:300].rstrip(".")
+            raise BackboneError(
+                f"model.id={self.model.id}: its processor, by which it reads pictures, cannot be loaded ({why}). Fetch "
+                "processor_config.json or preprocessor_config.json too, or install what it names."
+            ) from None
+        if getattr(loaded, "image_processor", None) is None or getattr(loaded, "image_token", None) is None:
+            raise BackboneError(
+                f"model.id={self.model.id}: its processor, {type(loaded).__name__}, reads no pictures beside text. "
+                "Fetch preprocessor_config.json too, or leave the rows with pictures out."
+            )
+        return loaded
+
+    @property
+    def loaded(self) -> bool:
+        """Whether a picture was read, for which the processor had to be there."""
+        return "processor" in self.__dict__
+
+    @property
+    def token(self) -> str:
+        """What a chat template writes where a picture stands."""
+        return str(self.processor.image_token)
+
+    @cached_property
+    def token_ids(self) -> npt.NDArray[np.int64]:
+        """Ids of the tokens whose embeddings are those of pictures."""
+        return np.asarray([each for each in self.processor.image_token_ids if each is not None], dtype=np.int64)
+
+    @cached_property
+    def identity(self) -> str:
+        """All that what is kept depends on besides the pictures."""
+        import transformers
+
+        versions = (VERSION, PIL.__version__, transformers.__version__)
+        settings = [versions, self.processor.to_json_string(), self.image.max_pixels]
+        return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where pictures are kept, in use from now on."""
+        folder = files.cache_folder() / "pictures" / f"text-{self.identity}"
+        folder.mkdir(parents=True, exist_ok=True)
+        weakref.finalize(self, use(folder))
+        return folder
+
+    def file_of(self, medium: Media, where: str) -> PictureFile:
+        """The picture of a row. Raises DataError: it is not there, or is no picture."""
+        value = medium.value
+        if isinstance(value, str) and addresses.is_address(value) and not value.startswith("file://"):
+            if not self.fetch:
+                raise DataError(
+                    f"{where}: the picture is at an address, {value[:100]}, and nothing is read from the network. "
+                    "Write data.fetch=true, or download the pictures and write their paths."
+                )
+            value = str(addresses.fetched(value))
+        folder = None if medium.folder is None else Path(medium.folder)
+        try:
+            found = None
+            if isinstance(self.image.folder, str) and folder is not None:
+                found = _finder(self.image.folder, folder)(value)
+            return found or picture_sources.picture_of(value, where, folder, KINDS[medium.kind].columns[-1])
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
+
+    def kept(self, media: Sequence[Media], where: str) -> KeptPictures:
+        """The pictures of a row as the processor makes them, from their file where they were made before. Raises
+        DataError: as `file_of`, or one cannot be decoded."""
+        found = [self.file_of(medium, where) for medium in media]
+        try:
+            digests = [file.digest() for file in found]
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
+        key = hashlib.sha256(b"".join(digests)).hexdigest()[:32]
+        known: dict[str, tuple[str, ...]] = self._texts
+        if key not in known:
+            known[key] = self._stored_texts(key) or self._made(found, key, where)
+        stamps = [_stamp(str(file.path)) for file in found if file.path is not None]
+        return KeptPictures(key, known[key], tuple(stamps))
+
+    @cached_property
+    def _texts(self) -> dict[str, tuple[str, ...]]:
+        return {}
+
+    def _stored_texts(self, key: str) -> tuple[str, ...]:
+        try:
+            with safe_open(self.folder / key, framework="np") as opened:
+                return tuple(json.loads((opened.metadata() or {})["texts"]))
+        except (OSError, SafetensorError, KeyError, ValueError):  # not there, or damaged: made anew
+            return ()
+
+    def _made(self, found: Sequence[PictureFile], key: str, where: str) -> tuple[str, ...]:
+        try:
+            pictures = [file.image(max_pixels=self.image.max_pixels) for file in found]
+        except DataError as error:
+            raise DataError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
+        try:
+            made: Any = self.processor(
+                images=[pictures],
+                text=[self.token * len(pictures)],
+                return_text_replacement_offsets=True,
+                return_tensors="np",
+            )
+        except (ValueError, ZeroDivisionError) as error:  # sides of a ratio that the processor does not take
+            names = ", ".join(file.name for file in found)
+            raise DataError(f"{where}: {names}: {type(self.processor).__name__} does not take it: {error}") from None
+        texts = tuple(str(each["replacement"]) for each in made.pop("text_replacement_offsets")[0])
+        others = ("input_ids", "attention_mask", *_TYPES)
+        arrays = {name: np.asarray(value) for name, value in made.items() if name not in others}
+        files.write_bytes(self.folder / key, save(_packed(arrays), {"texts": json.dumps(texts)}))
+        return texts
+
+    def knows(self, keys: Iterable[str], stamps: Iterable[str]) -> bool:
+        """Whether all pictures of rows are still kept, and their files are what they were."""
+        same = all(_stamp(state.split("\0")[0]) == state for state in set(stamps))
+        return same and all((self.folder / key).exists() for key in set(keys) - {""})
+
+    def inputs(self, ids_BL: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:
+        """Arguments of the model for the pictures of rows; none where there are no pictures.
+
+        Args:
+            ids_BL: Their tokens.
+            keys: The file of each row's pictures; empty where it has none.
+        """
+        import torch
+
+        read = [_unpacked(self.folder / key) for key in keys if key]
+        if not read:
+            return {}
+        inputs = {name: torch.from_numpy(_joined([each[name] for each in read])) for name in read[0]}
+        types = torch.isin(ids_BL, torch.from_numpy(self.token_ids)).long()
+        return {**inputs, **{name: types for name in self._type_names}}
+
+    @cached_property
+    def _type_names(self) -> list[str]:
+        """Arguments of the backbone that say which tokens are those of pictures."""
+        from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+        model: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[self.architecture]
+        return [name for name in _TYPES if name in signature(model.forward).parameters]
+
+    @property
+    def settings(self) -> list[Any]:
+        return [self.identity, self.image.folder]
+
+    @property
+    def packs(self) -> bool:
+        # Positions of M-RoPE, and attention to both sides inside a picture, follow from where pictures stand in a row.
+        return not self._type_names
+
+
+def _class_of(architecture: type[PretrainedConfig]) -> Any:
+    """Transformers' class that loads the processor of an architecture."""
+    from transformers import AutoProcessor
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+    from transformers.utils.import_utils import is_torchvision_available
+
+    if is_torchvision_available() or architecture not in PROCESSOR_MAPPING:
+        return AutoProcessor
+    return without_videos(PROCESSOR_MAPPING[architecture])
+
+
+def without_videos(stock: Any) -> Any:
+    """A stock processor class without its part for videos, which needs torchvision where pictures do not; itself where
+    it has none."""
+    parts = list(stock.get_attributes())
+    if "video_processor" not in parts:
+        return stock
+
+    class WithoutVideos(stock):  # type: ignore[misc]
+        """The stock processor of text and pictures."""
+
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            """Its parts but that for videos."""
+            return [name for name in parts if name != "video_processor"]
+
+    WithoutVideos.__name__ = stock.__name__  # as its file names it
+    return WithoutVideos
+
+
+def _packed(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Arrays, those of floats as an index into their values."""
+    packed = dict[str, npt.NDArray[Any]]()
+    for name, array in arrays.items():
+        packed[name] = np.ascontiguousarray(array)
+        if array.dtype.kind == "f":
+            values, index = np.unique(array, return_inverse=True)
+            if len(values) <= 2**16:
+                packed[name] = index.reshape(array.shape).astype(np.uint8 if len(values) <= 2**8 else np.uint16)
+                packed[f"{name}.values"] = values
+    return packed
+
+
+def _unpacked(path: Path) -> dict[str, npt.NDArray[Any]]:
+    with safe_open(path, framework="np") as opened:
+        names = opened.keys()
+        tensors = {name: opened.get_tensor(name) for name in names}
+    return {
+        name: tensors[f"{name}.values"][array] if f"{name}.values" in tensors else array
+        for name, array in sorted(tensors.items())
+        if not name.endswith(".values")
+    }
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Arrays of pictures one after another, padded with zeros to the largest."""
+    shape = np.max([array.shape[1:] for array in arrays], axis=0)
+    return np.concatenate(
+        [
+            np.pad(array, [(0, 0), *((0, int(most - own)) for own, most in zip(array.shape[1:], shape, strict=True))])
+            for array in arrays
+        ]
+    )
+
+
+def _stamp(path: str) -> str:
+    """A file's path, size and time of change."""
+    try:
+        state = Path(path).stat()
+    except OSError:
+        return ""
+    return f"{path}\0{state.st_size}\0{state.st_mtime_ns}"
+
+
+@lru_cache(maxsize=4)
+def _finder(named: str, beside: Path) -> Any:
+    return picture_sources.finder(named, beside, "image")
