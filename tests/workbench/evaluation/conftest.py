@@ -22,6 +22,7 @@ def rows() -> TokenizedSet:
         "length": [len(mask) for mask in masks],
         "source": [0] * len(masks),
         "block": [0] * len(masks),
+        "pictures": [""] * len(masks),
         "targets": [mask[1:].count("1") for mask in masks],
     }
     return TokenizedSet(TokenTable(pyarrow.table(columns)), np.arange(len(masks)), "rows.jsonl", "0" * 64)
