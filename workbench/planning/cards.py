@@ -31,21 +31,26 @@ class DeviceCard(NamedTuple):
     """Bytes a second from its memory."""
     link: float
     """Bytes a second that it sends to its neighbours."""
+    packs: bool = True
+    """Whether torch's flash attention computes rows of any lengths at once there: on NVIDIA's, from Ampere on."""
 
     def products(self, *, single: bool) -> float:
         """Operations a second of the products of a run, which computes in float32 or in halves."""
         return self.single if single else self.half
 
 
-def _card(name: str, mebibytes: int, half: float, single: float, read: float, link: float) -> DeviceCard:
+def _card(
+    name: str, mebibytes: int, half: float, single: float, read: float, link: float, *, packs: bool = True
+) -> DeviceCard:
     """Of rates in TFLOP/s and GB/s; a link's as its maker states it, of both directions."""
-    return DeviceCard(name, mebibytes * 2**20 - CONTEXT, half * 1e12, single * 1e12, read * 1e9, link / 2 * 1e9)
+    memory = mebibytes * 2**20 - CONTEXT
+    return DeviceCard(name, memory, half * 1e12, single * 1e12, read * 1e9, link / 2 * 1e9, packs)
 
 
 CARDS = {
     card.name: card
     for card in (
-        _card("t4", 15_360, 65, 8.1, 320, 32),
+        _card("t4", 15_360, 65, 8.1, 320, 32, packs=False),
         _card("l4", 23_034, 121, 30.3, 300, 64),
         _card("a10", 23_028, 125, 31.2, 600, 64),
         _card("3090", 24_576, 71, 35.6, 936, 64),
@@ -57,7 +62,7 @@ CARDS = {
         _card("h100", 81_559, 989, 67, 3350, 900),
         _card("h200", 143_771, 989, 67, 4800, 900),
         _card("b200", 183_359, 2250, 75, 8000, 1800),
-        _card("mi300x", 196_592, 1307, 163.4, 5300, 896),
+        _card("mi300x", 196_592, 1307, 163.4, 5300, 896, packs=False),
     )
 }
 

@@ -72,6 +72,14 @@ class PlanTarget:
     host: int | None = None
     """Bytes of the host's memory; None: what is free here, or not known of another machine."""
 
+    def packs(self, config: RunConfig) -> bool:
+        """Whether an accelerator that need not be here packs rows where that pays: in half precision."""
+        single = config.model.compute == "float32" or (config.model.weights, config.model.compute) == (
+            "float32",
+            "auto",
+        )
+        return not single and (self.card is None or self.card.packs)
+
     @classmethod
     def of(
         cls,
@@ -239,7 +247,8 @@ def _of_device(
     sentences = [*target.notes(), *clock(config)]
     # Weights of rows change neither.
     config = untimed(config.model_copy(update={"data": config.data.unweighted}))
-    own = of_one_device(config, devices, accelerated=accelerated)
+    packs = target.packs(config) if elsewhere else not accelerated
+    own = of_one_device(config, devices, accelerated=accelerated, packs=packs)
     whole = output_heads.whole_last_block(_cuts(config))
     with ExitStack() as inside:
         inside.enter_context(activation_offload.planned(accelerated))
@@ -436,8 +445,12 @@ def _writing_bytes(config: RunConfig, base: RunConfig, source: TeacherSource, st
         return ledger.peak
 
 
-def of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunConfig:
-    """A run of a device's own rows, which an accelerator would compute at once, by one that holds everything."""
+def of_one_device(config: RunConfig, devices: int, *, accelerated: bool, packs: bool) -> RunConfig:
+    """A run of a device's own rows, which an accelerator would compute at once, by one that holds everything.
+
+    Args:
+        packs: Whether `auto` may pack rows there, where that pays.
+    """
     parts, together = config.distributed.sequence, config.distributed.rows_together
 
     def share(size: int) -> int:
@@ -445,8 +458,8 @@ def of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunC
 
     rows = share(config.batch.size)
     batch = config.batch.model_copy(update={"size": rows})
-    for key in ("packing", "shared_prefix") if accelerated else ():
-        if getattr(batch, key) == "auto":  # rows are packed on CPUs
+    for key, may in (("packing", packs), ("shared_prefix", not accelerated)):
+        if getattr(batch, key) == "auto" and not may:
             batch = batch.model_copy(update={key: False})
     if accelerated and batch.tokens_per_device == "auto":
         whole = rows * config.data.max_tokens if together == 1 else -(-config.data.max_tokens // parts)

@@ -27,7 +27,7 @@ from workbench.planning.dry_run import hold
 from workbench.planning.plan import Plan, that_fit
 from workbench.recipes.load import load
 from workbench.recipes.verbs.plans import plan_fleet
-from workbench.recipes.verbs.plans.plan import plan
+from workbench.recipes.verbs.plans.plan import PlanTarget, of_one_device, plan
 from workbench.training import capacity
 from workbench.training.bank_trainer import BankTrainer, FleetTrainer
 from workbench.training.trainer import Trainer
@@ -230,6 +230,25 @@ def test_it_says_what_fits(wide: Plan) -> None:
     facts = json.loads(json.dumps(wide.facts))
     assert facts["fits"] is True and facts["bytes"]["peak"] == wide.dry_run.peak
     assert {"weights", "gradients", "optimizer", "activations", "peak"} <= set(facts["bytes"])
+
+
+@pytest.mark.parametrize(
+    ("device", "words", "packs"),
+    [
+        ("h100", [], "auto"),
+        ("4090", ["model.weights=nf4"], "auto"),
+        ("t4", [], False),
+        ("mi300x", [], False),
+        ("h100", ["model.weights=float32"], False),
+        ("h100", ["model.compute=float32"], False),
+        ("t4", ["batch.packing=true"], True),
+    ],
+)
+def test_a_card_packs_rows_where_a_run_on_it_may(device: str, words: list[str], packs: bool | str) -> None:
+    """In halves on NVIDIA's from Ampere on, whose flash attention takes rows of any lengths at once."""
+    config, target = load("sft/quickstart", words), PlanTarget.of(device=device)
+    batch = of_one_device(config, 1, accelerated=True, packs=target.packs(config)).batch
+    assert (batch.packing, batch.shared_prefix) == (packs, False)
 
 
 @pytest.mark.slow
