@@ -13,6 +13,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from tests.vision_families import FAMILIES, save
 from workbench import losses
+from workbench.adapters import anatomy
 from workbench.config import ModelConfig
 from workbench.config.sections.image_config import ImageConfig
 from workbench.data.packing import PACKED
@@ -20,6 +21,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.models import backbones, output_heads
+from workbench.models.picture_features import PictureFeatures, can_keep
 from workbench.models.picture_processor import PictureProcessor
 
 SIZES = ((60, 40), (33, 70), (28, 28), (90, 31))
@@ -139,3 +141,18 @@ def test_pictures_carry_no_loss_and_count(family: Family) -> None:
     changed = _family(family.processor.model, _conversations(others))
     assert not set(changed.rows.digests.tolist()) & set(family.rows.digests.tolist())
     assert abs((_summed(changed, [0]) - _summed(family, [0])).item()) > 1e-4
+
+
+def test_outputs_of_a_frozen_tower_that_were_kept_are_its_own(family: Family) -> None:
+    alone = [_summed(family, [number]).item() for number in range(len(family.rows))]
+    own = _family(family.processor.model, family.conversations)  # whose processor and model are others
+    for each in anatomy.towers(own.model):
+        each.requires_grad_(False)
+    assert can_keep(own.model)
+    features = PictureFeatures(own.model, own.processor)
+    for _ in range(2):
+        assert _summed(own, [2, 0, 1]).item() == pytest.approx(sum(alone), rel=1e-5)
+        assert [_summed(own, [number]).item() for number in range(3)] == pytest.approx(alone, rel=1e-5)
+    assert features.computed == len(family.rows), "each row went through the tower once"
+    own.processor.name_rows(False)
+    assert _summed(own, [0]).item() == pytest.approx(alone[0], rel=1e-6)

@@ -83,6 +83,15 @@ class PictureProcessor:
         """The fields alone: other processes load the processor for themselves."""
         return {name: value for name, value in self.__dict__.items() if name in self.__dataclass_fields__}
 
+    @property
+    def numbered(self) -> bool:
+        """Whether inputs name the pictures of rows, for a model whose tower's outputs are kept."""
+        return bool(self.__dict__.get("_numbered", False))
+
+    def name_rows(self, wanted: bool) -> None:
+        """Whether inputs name the pictures of rows from now on."""
+        self.__dict__["_numbered"] = wanted
+
     @cached_property
     def processor(self) -> Any:
         """The stock processor. Raises BackboneError: there is none, or it reads no pictures."""
@@ -215,12 +224,19 @@ class PictureProcessor:
         """
         import torch
 
-        read = [_unpacked(self.folder / key) for key in keys if key]
-        if not read:
+        own = [key for key in keys if key]
+        if not own:
             return {}
-        inputs = {name: torch.from_numpy(_joined([each[name] for each in read])) for name in read[0]}
+        inputs = self.arrays(own)
         types = torch.isin(ids_BL, torch.from_numpy(self.token_ids)).long()
         return {**inputs, **{name: types for name in self._type_names}}
+
+    def arrays(self, keys: Sequence[str]) -> dict[str, Tensor]:
+        """What the processor made of the pictures of rows, one after another."""
+        import torch
+
+        read = [_unpacked(self.folder / key) for key in keys]
+        return {name: torch.from_numpy(_joined([each[name] for each in read])) for name in read[0]}
 
     @cached_property
     def _type_names(self) -> list[str]:

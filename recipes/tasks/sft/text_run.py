@@ -45,8 +45,10 @@ from workbench.models import backbones, exported, output_heads, picture_processo
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
+from workbench.models.picture_features import PictureFeatures, can_keep
+from workbench.models.picture_processor import PictureProcessor
 from workbench.recipes.single import row_difficulty, start_adapter, token_reference
-from workbench.recipes.single.single_run import Scored, SingleRun
+from workbench.recipes.single.single_run import Scored, SingleRun, Supervise
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
@@ -250,11 +252,20 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         tap, train = LabelTap(token_losses), self.data.train
         rows = weighted(drawn(train, self.config), train.weights)
         packs = train.processor is None or train.processor.packs or not train.pictured
+        if train.pictured and isinstance(train.processor, PictureProcessor) and can_keep(backbone.model):
+            PictureFeatures(backbone.model, train.processor)
         if self.criterion is not None:
             return TrainingSignal(rows, token_loss(live.model, live.head, self.criterion), reads_packed=packs)
         draws = LabelDraws()
         loss = next_token_loss(live.model, live.head, tap, self.config.regularise, draws)
         return TrainingSignal(rows, loss, tap=tap, reads_packed=packs, reference=self.reference, draws=draws)
+
+    def train(self, supervise: Supervise[ExportedModel] | None = None, *, score_later: bool = False) -> None:
+        try:
+            super().train(supervise, score_later=score_later)
+        finally:
+            if isinstance(self.data.train.processor, PictureProcessor):
+                self.data.train.processor.name_rows(False)  # models that are scored compute what they read
 
     def width(self, live: ExportedModel) -> int:
         return live.head.width

@@ -582,7 +582,10 @@ class ChatEncoder:
         batch = collate(rows, epoch=epoch)
         if self.processor is None:
             return batch
-        seen = self.processor.inputs(batch.inputs["input_ids"], [row.pictures for row in rows])
+        keys = [row.pictures for row in rows]
+        seen = self.processor.inputs(batch.inputs["input_ids"], keys)
+        if seen and self.processor.numbered:
+            seen[media.NUMBERS] = media.numbers(keys)
         return replace(batch, inputs={**batch.inputs, **seen})
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:

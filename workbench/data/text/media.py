@@ -41,6 +41,8 @@ KINDS = {
 }
 _NAMES = {"image": "image", "image_url": "image", "input_image": "image"}
 """Kind of each type of part; OpenAI has two more names for a picture."""
+NUMBERS = "row_pictures"
+"""Input that names the pictures of each row that has some: the bytes of its key (R, 16), uint8."""
 COLUMNS = tuple(name for kind in KINDS.values() for name in kind.columns)
 
 
@@ -138,6 +140,13 @@ def located(messages: Sequence[dict[str, Any]], folder: str | None) -> tuple[dic
     )
 
 
+def numbers(keys: Sequence[str]) -> Tensor:
+    """The keys of the rows that have pictures as bytes (R, 16)."""
+    import torch
+
+    return torch.tensor([list(bytes.fromhex(key)) for key in keys if key], dtype=torch.uint8)
+
+
 def of_messages(messages: Sequence[dict[str, Any]]) -> list[Media]:
     """All media of a conversation, in their order."""
     return [each for message in messages for each in _media(message)]
@@ -207,6 +216,10 @@ class MediaProcessor(Protocol):
     @property
     def loaded(self) -> bool:
         """Whether a picture was read, for which the processor had to be there."""
+
+    @property
+    def numbered(self) -> bool:
+        """Whether batches name the pictures of their rows, for a model that keeps its tower's outputs."""
 
     @property
     def packs(self) -> bool:

@@ -1,0 +1,116 @@
+"""Outputs of a frozen tower, computed once for the pictures of each row and kept while a model trains.
+
+Transformers' models that read pictures beside text take the tower's outputs in place of pixels
+(`mm_encoder_outputs`). A tower that does not train gives a row the same outputs in every epoch; so they are computed
+where a row is seen first, alone, and kept in memory. What does not fit there is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from inspect import signature
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from workbench.adapters import anatomy
+from workbench.data.text.media import NUMBERS
+from workbench.models.picture_processor import PictureProcessor
+
+SHARE = 0.25
+"""Share of the memory that is free at first, which kept outputs may take."""
+_PIXELS, _OUTPUTS = "pixel_values", "mm_encoder_outputs"
+
+
+def can_keep(model: nn.Module) -> bool:
+    """Whether the outputs of a model's tower stay what they are, and the model reads them."""
+    if isinstance(next(model.parameters()), FakeTensor):
+        return False  # a plan has no values
+    frozen = not any(each.requires_grad for each in anatomy.towers(model))
+    return frozen and _OUTPUTS in signature(model.forward).parameters
+
+
+class PictureFeatures:
+    """Gives a backbone the outputs of its tower for rows whose pictures it has seen before, for as long as it lives.
+
+    From now on batches name the pictures of their rows, until `processor.name_rows(False)`.
+
+    Args:
+        model: The backbone, whose tower is frozen.
+        processor: Keeps the pictures of the rows.
+    """
+
+    def __init__(self, model: Any, processor: PictureProcessor) -> None:
+        self._model, self._processor = model, processor
+        self._kept: dict[str, Any] = {}
+        self._room = int(SHARE * psutil.virtual_memory().available)
+        self._takes = set(signature(model.get_image_features).parameters)
+        self.computed = 0
+        """Rows whose pictures went through the tower."""
+
+        model.register_forward_pre_hook(self._given, with_kwargs=True)
+        processor.name_rows(True)
+
+    def _given(
+        self, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        numbers_RN: Tensor | None = named.pop(NUMBERS, None)
+        if numbers_RN is None:
+            return arguments, named
+        keys = [bytes(row).hex() for row in numbers_RN.tolist()]
+        outputs = joined([self._of(key) for key in keys])
+        others = {name: each for name, each in named.items() if name != _PIXELS}
+        return arguments, {**others, _OUTPUTS: {"image": outputs}}
+
+    @torch.no_grad()
+    def _of(self, key: str) -> Any:
+        if key in self._kept:
+            return self._kept[key]
+        device = self._model.device
+        arrays = {name: each.to(device) for name, each in self._processor.arrays([key]).items() if name in self._takes}
+        outputs = trimmed(self._model.get_image_features(**arrays, return_dict=True))
+        self.computed += 1
+        size = sum(each.nbytes for each in tensors(outputs))
+        if size <= self._room:
+            self._room -= size
+            self._kept[key] = outputs
+        return outputs
+
+
+_READ = ("pooler_output", "deepstack_features")
+"""What the model reads of a tower's outputs."""
+
+
+def trimmed(outputs: Any) -> Any:
+    """Outputs of a tower without what nothing reads, such as the hidden states of its blocks."""
+    kept = {name: outputs.get(name) for name in _READ if outputs.get(name) is not None}
+    return type(outputs)(**kept)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of outputs."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    for each in value.values() if hasattr(value, "values") else value:
+        yield from tensors(each)
+
+
+def joined(outputs: Sequence[Any]) -> Any:
+    """The outputs for the pictures of several rows as one, in their order."""
+    fields: dict[str, Any] = {}
+    for name in outputs[0]:
+        values = [each[name] for each in outputs]
+        # Those of layers are a list of what the tower's own outputs are: a tensor, or one for each picture.
+        layers = name != "pooler_output"
+        fields[name] = [_chained(layer) for layer in zip(*values, strict=True)] if layers else _chained(values)
+    return type(outputs[0])(**fields)
+
+
+def _chained(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Tensor):
+        return torch.cat(list(values))
+    return [each for value in values for each in value]
