@@ -40,7 +40,7 @@ AVERAGES = ("ema", "swa", "lawa", "rna")
 SCORES = {
     "sft": {"loss": "loss", "f1": "token F1", "rouge_l": "ROUGE-L"},
     "mlm": {"loss": "loss"},
-    "tag": {"f1": "F1", "loss": "loss"},
+    "tag": {"loss": "loss"},
     "classify": {"accuracy": "accuracy", "loss": "log-loss", "calibration_error": "calibration error"},
 }
 """Scores of each recipe by their names in scores.json and in the table; arms are compared by the first."""
