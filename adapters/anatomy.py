@@ -208,6 +208,9 @@ def dense_weight(layer: Any) -> Tensor:
     from transformers.pytorch_utils import Conv1D
 
     stored = layer.weight
+    if (waiting := vars(layer).get("unpacked")) is not None:  # for its device: what it will multiply with there
+        stored = type(stored)(waiting, quant_type=stored.quant_type).to(waiting.device)
+        stored.quant_state.dtype = layer.compute_dtype
     if getattr(stored, "quant_state", None) is not None:
         from bitsandbytes.functional import dequantize_4bit  # a second to import, and most runs need none of it
 

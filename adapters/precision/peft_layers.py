@@ -317,8 +317,12 @@ _DEQUANTISE = _DORA.dequantize_module_weight
 
 
 def _dequantise(layer: Any) -> Tensor:
-    """The dense weight whose norms DoRA takes; PEFT's own, on a CPU, loses the scales of an int8 layer once it ran."""
-    if layer.weight.dtype == torch.int8:
+    """The dense weight whose norms DoRA takes.
+
+    PEFT's own, on a CPU, loses the scales of an int8 layer once it ran; and it knows no layer that waits for its
+    device.
+    """
+    if layer.weight.dtype == torch.int8 or "unpacked" in vars(layer):
         return dense_weight(layer)
     if isinstance(layer, SharingLayer):
         return layer.latest.of(layer, layer.weight.quant_state.dtype)

@@ -184,7 +184,6 @@ CASES = {
     "packed texts of another kernel": Case(
         "batch.packing=true needs sdpa", "model.attention=auto", "batch.packing=true model.attention=eager"
     ),
-    "ZeRO": Case("recipe=embed passes over a batch twice", "Leave section distributed out", "distributed.zero=2"),
     # Verbs.
     "evaluate: pooling": Case(
         "evaluate cannot change embed", "start a new run", "embed.pooling=last", command="evaluate one"

@@ -21,8 +21,18 @@ CASES = {
     "8 bits in shares of a file": (f"distributed.deepspeed={CUT} model.weights=int8", "model.weights=int8", "nf4"),
     "4 bits in shares, looked at": (
         f"{ZERO3} model.weights=nf4 'adapter={{method: dora}}'",
-        "adapter.method=dora may look at weights before they are packed",
-        "Write adapter.method=lora|rslora|lora+, or distributed.zero=2",
+        "adapter.method=dora takes norms of weights past their layers",
+        "Write distributed={engine: fsdp2, zero: 3}, or distributed.zero=2",
+    ),
+    "experts in shares": (
+        f"{ZERO3} 'adapter={{method: lora, experts: true}}'",
+        "adapter.experts computes past the layers that hold its updates",
+        "Write distributed={engine: fsdp2, zero: 3}, or distributed.zero=2",
+    ),
+    "rewards in shares": (
+        f"{ZERO3} recipe=reinforce",
+        "recipe=reinforce writes with the whole model, and zero=3 and fsdp2 cut it",
+        "Write distributed.zero=2",
     ),
     "no stage of torch": (
         "distributed.engine=fsdp2 distributed.zero=1",

@@ -64,6 +64,9 @@ OF_RUNS = ("evaluate", "predict", "generate", "merge", "export", "serve", "sampl
 OUTCOMES = SimpleNamespace(reward=SimpleNamespace(kind="outcome"))
 """The configuration that facts ask whether adapters of folds answer together."""
 
+MINES_NOTHING = SimpleNamespace(embed=SimpleNamespace(mine=0))
+"""The same of facts about what is cut."""
+
 SECTIONS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "sweep": lambda task, folder: {"sweep": {"over": {"seed": [0, 1]}}},
     "search": lambda task, folder: {
@@ -122,12 +125,10 @@ def refused(task: str, recipe: str, layout: str = "one") -> str | None:
         return str(why)
     if layout == "zero" and over is not None and over.shared:
         return "each with an optimizer of its own, and DeepSpeed steps one"
-    if layout in SHARED and facts.sharded is not None:
-        return facts.sharded
+    if layout == "fsdp" and (why := facts.cut(MINES_NOTHING)) is not None:
+        return why
     if layout in SHARED and over is not None and over.folds and not facts.labelled:
         return "scores each member over a whole backbone"
-    if layout in SHARED and over is not None and not over.adapters:
-        return "gives every device all of the student"
     if layout != "one" and over is not None and over.shared and layout not in SHARED:
         return "trains on one device, or over a backbone that devices share"
     if layout != "one" and not facts.devices:

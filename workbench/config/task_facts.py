@@ -106,8 +106,8 @@ class TaskFacts:
     # Where it runs.
     devices: bool = False
     """Whether several devices can train it together."""
-    sharded: str | None = None
-    """Why devices cannot share its weights (ZeRO, FSDP2), in a sentence; None where they can."""
+    cut: Callable[[Any], str | None] = field(default=lambda config: None)
+    """Why devices cannot cut its weights (ZeRO 3, FSDP2), in words after the recipe; None where they can."""
     tensor: str | None = None
     """Why devices cannot cut its blocks (`distributed.tensor`): words after "which"; None where they can."""
     pipeline: str | None = "was not tried with stages"

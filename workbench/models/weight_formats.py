@@ -244,7 +244,7 @@ def replace(blueprint: PreTrainedModel, wanted: BitsAndBytesConfig) -> None:
 
 
 def put_off(model: PreTrainedModel, weights: str, compute: torch.dtype) -> None:
-    """Put bitsandbytes' 4-bit layers where `settings` quantises, each computing with its weight as it is until `pack`.
+    """Put bitsandbytes' 4-bit layers where `settings` quantises, with their weights as they are until `pack`.
 
     Packed they are of the precision that computes: processes that share a model cut tensors of one precision only.
     """
@@ -380,9 +380,9 @@ def _not_yet(weight: Any, shape: torch.Size) -> nn.Parameter:
 
 
 def _unpacked(layer: Any, x: Tensor) -> Tensor:
-    """Output of a layer whose weight is not packed yet."""
+    """Output of a layer whose weight is not packed yet, as it will be then."""
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
-    return F.linear(x, layer.unpacked.to(x.dtype), bias)
+    return F.linear(x, anatomy.dense_weight(layer).to(x.dtype), bias)
 
 
 def _is_gate(module: Any, experts: set[int]) -> bool:

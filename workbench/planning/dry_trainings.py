@@ -188,14 +188,14 @@ class UnitTraining(SingleTraining):
         super().__init__(fit)
         assert isinstance(fit.cached, CachedGradients)
         self._cached = fit.cached
-        self._units, *_ = self._cached.loss.of(fit.train, np.arange(1))
+        self._units, *_ = self._cached.pull.loss.of(fit.train, np.arange(1))
         lengths = self._units.lengths
         self.train = BankRows(lengths, np.ones(len(lengths)))
 
     def micro_batches(self) -> Iterator[list[Indices]]:
         member = self._fit.member
         for step in member.even_order.typical_steps[: member.total]:
-            _, numbers, _ = self._cached.loss.of(self._fit.train, member.even_order.rows(step))
+            _, numbers, _ = self._cached.pull.loss.of(self._fit.train, member.even_order.rows(step))
             yield list(self.arrangement.cut(numbers, self.train.lengths, tokens=self._fit.tokens))[::-1]
 
     def backward(self, rows: Indices, *, step: int) -> None:

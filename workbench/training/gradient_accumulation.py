@@ -181,15 +181,33 @@ class GradientAccumulation:
         return batch.to(self.device)
 
 
+@dataclass
+class Pull:
+    """What a micro-batch of units adds to the loss of its global batch, as a scalar with the gradient of that."""
+
+    loss: GlobalLoss
+    gradient_UD: Tensor | None = None
+    """Of the loss by the outputs; None before they are known: their sum is taken, to measure memory."""
+
+    def __call__(self, batch: MicroBatch, scale: float) -> Tensor:
+        """The scalar times a factor."""
+        return self.of(self.loss.outputs(batch)) * scale
+
+    def of(self, outputs_UD: Tensor) -> Tensor:
+        """The same of outputs that are known."""
+        return (outputs_UD if self.gradient_UD is None else outputs_UD * self.gradient_UD).sum()
+
+
 @dataclass(frozen=True)
 class CachedGradients:
     """Adds up the gradients of a global batch, for a loss that compares its rows."""
 
-    loss: GlobalLoss
+    pull: Pull
+    forward: Loss
+    """`pull`, through the engine of `masters`."""
+    masters: MasterWeights | Sharded
     arrangement: RowLayout
     """How the units of a micro-batch are laid out."""
-    backward: Callable[[Tensor], None]
-    """Adds to the gradients of what trains."""
     noise: Noise
     groups: Ranks
     """The groups of processes that deal the units of a step among them."""
@@ -204,44 +222,56 @@ class CachedGradients:
         Args:
             tokens: In a micro-batch, padding included if there is any.
         """
-        whole = BatchLoss(*self.loss.of(seen, rows))
-        lengths = whole.units.lengths
-        shares = share_rows(whole.numbers, lengths, self.arrangement, tokens=tokens, ranks=self.groups, in_step=False)
-        parts = [share.rows for share in shares]
-        places = [torch.from_numpy(np.searchsorted(whole.numbers, part)).to(self.device) for part in parts]
-        outputs_ND, kept = self._outputs(whole, parts, places, step)
+        whole = BatchLoss(*self.pull.loss.of(seen, rows))
+        lengths, engine = whole.units.lengths, isinstance(self.masters, Sharded)
+        shares = share_rows(whole.numbers, lengths, self.arrangement, tokens=tokens, ranks=self.groups, in_step=engine)
+        places = [torch.from_numpy(np.searchsorted(whole.numbers, each.rows)).to(self.device) for each in shares]
+        outputs_ND, kept = self._outputs(whole, shares, places, step)
         loss = torch.zeros((), device=self.device)
         for term in whole.terms():
             value = term(outputs_ND)
             value.backward()
             loss += value.detach()
         assert outputs_ND.grad is not None
-        for part, place_U in reversed(list(zip(parts, places, strict=True))):
-            batch = self._batch(whole.units, part)
-            with self.noise(batch, part, whole.units, step=step):
+        for share, place_U in reversed(list(zip(shares, places, strict=True))):
+            batch = self._batch(whole.units, share.rows)
+            with self.noise(batch, share.rows, whole.units, step=step):
+                self.pull.gradient_UD = outputs_ND.grad[place_U]
                 if kept is None:
-                    kept = self.loss.outputs(batch)
-                self.backward((kept * outputs_ND.grad[place_U]).sum())
+                    self.masters.backward(self.forward(batch, float(share.counts)))
+                else:
+                    self.masters.backward(self.pull.of(kept))
             kept = None  # memory holds one graph
+        self.pull.gradient_UD = None
         return loss if self.ranks.first else torch.zeros_like(loss)
 
     def _outputs(
-        self, whole: BatchLoss, parts: list[Indices], places: list[Tensor], step: int
+        self, whole: BatchLoss, shares: list[RowShare], places: list[Tensor], step: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Outputs (N, D) of all units, and those (U, D) of the last micro-batch with their graph."""
-        computed: list[Tensor] = []
-        for number, part in enumerate(parts):
-            batch = self._batch(whole.units, part)
-            with self.noise(batch, part, whole.units, step=step), torch.set_grad_enabled(number == len(parts) - 1):
-                computed.append(self.loss.outputs(batch))
-        kept = computed[-1] if parts else None
-        width = max(self.ranks.gathered(kept.shape[1] if kept is not None else 0))
+        """Outputs (N, D) of all units, and those (U, D) of the last micro-batch with their graph.
+
+        None of those where an engine follows each pass from its loss.
+        """
+        engine = self.masters if isinstance(self.masters, Sharded) else None
+
+        def compute() -> list[Tensor]:
+            computed = []
+            for number, share in enumerate(shares):
+                batch, last = self._batch(whole.units, share.rows), number == len(shares) - 1
+                graph = torch.set_grad_enabled(last and engine is None)
+                with self.noise(batch, share.rows, whole.units, step=step), graph:
+                    computed.append(self.pull.loss.outputs(batch))
+            return computed
+
+        computed = compute() if engine is None else engine.reading(compute)
+        width = max(self.ranks.gathered(computed[-1].shape[1] if computed else 0))
         outputs_ND = torch.zeros(len(whole.numbers), width, device=self.device)
         first = self.ranks.rank % (self.ranks.world // self.groups.world) == 0  # the others of a group have the same
-        for place_U, own_UD in zip(places, computed, strict=True) if first else ():
-            outputs_ND[place_U] = own_UD.detach()
+        for share, place_U, own_UD in zip(shares, places, computed, strict=True) if first else ():
+            if share.counts:
+                outputs_ND[place_U] = own_UD.detach()
         self.ranks.add_up([outputs_ND], bucket_bytes=outputs_ND.nbytes)
-        return outputs_ND.requires_grad_(), kept
+        return outputs_ND.requires_grad_(), computed[-1] if computed and engine is None else None
 
     def trial(self, units: Units, numbers: Indices, *, step: int, twice: bool) -> None:
         """Pass over one micro-batch with some gradient, to measure its memory and time.
@@ -253,8 +283,8 @@ class CachedGradients:
         with self.noise(batch, numbers, units, step=step):
             if twice:
                 with torch.no_grad():
-                    self.loss.outputs(batch)
-            self.backward(self.loss.outputs(batch).sum())
+                    self.pull.loss.outputs(batch)
+            self.masters.backward(self.forward(batch, 1.0))
 
     def _batch(self, units: Units, numbers: Indices) -> MicroBatch:
         return self.arrangement.lay(units.batch(numbers)).to(self.device)

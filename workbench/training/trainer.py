@@ -35,7 +35,7 @@ from workbench.training.distributed.sharding import Sharded, Trainable
 from workbench.training.freezing import observers
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
-from workbench.training.gradient_accumulation import CachedGradients, GradientAccumulation
+from workbench.training.gradient_accumulation import CachedGradients, GradientAccumulation, Pull
 from workbench.training.master_weights import MasterWeights
 from workbench.training.method_choice import MethodChoice
 from workbench.training.optim import own_optimizers
@@ -83,7 +83,8 @@ class Trainer:
         self.train, loss, auxiliary, *_ = self.signal
         self.device, self.ranks = backbones.device(), self.run.ranks
         self.placement = Placement(self.config.distributed, self.ranks)
-        self.loss = self.placement.within(loss)
+        pull = None if self.signal.whole is None else Pull(self.signal.whole)
+        self.loss = self.placement.within(pull or loss)
         rows = packing.arranged(self.config, self.freezer.backbone, self.signal, self.compute, self.width)
         self.arrangement = self.placement.arranged(rows)
         self.masters: MasterWeights | Sharded
@@ -101,9 +102,9 @@ class Trainer:
         self.exchange = GradientExchange(self.config, self.masters, self.ranks)
         packed = self.arrangement.packed
         self.step_noise = StepNoise(self.config, self.freezer, self.masters, self.device, packed=packed)
-        self.row_losses, groups, compared = RowLossWatch(self.signal.tap), self.placement.groups, self.signal.whole
-        around = (self.arrangement, self.masters.backward, self.step_noise.of, groups, self.ranks, self.device)
-        self.cached = None if compared is None else CachedGradients(compared, *around)
+        self.row_losses, groups = RowLossWatch(self.signal.tap), self.placement.groups
+        around = (self.arrangement, self.step_noise.of, groups, self.ranks, self.device)
+        self.cached = None if pull is None else CachedGradients(pull, self.forward, self.masters, *around)
         self.noise = NoiseScale()
         self.sharpness = Sharpness(self.config.optimizer, self.masters)
         self.choice = MethodChoice(self.model, self.config, self.signal, device=self.device, ranks=self.ranks)

@@ -76,11 +76,12 @@ FACTS = register(
         one_source_batches=True,
         devices=True,
         pipeline="compares outputs of all rows of a step before any is differentiated",
+        cut=lambda config: (
+            "mines with the whole backbone (embed.mine), and zero=3 and fsdp2 cut it" if config.embed.mine else None
+        ),
         folds=True,
         students="workbench.recipes.over.distill_embeddings",
         student_losses=("cosine", "mse", "relation"),
-        sharded="passes over a batch twice, which ZeRO and FSDP2 do not follow. Leave section distributed out: devices "
-        "share the texts of a batch without it.",
         sections=("embed",),
         check=_check,
         serves=True,

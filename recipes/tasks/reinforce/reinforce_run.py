@@ -203,6 +203,8 @@ class ReinforceRun(StartedRun):
             seed=self.config.seed,
             stop=stop,
             player=player,
+            ranks=self.run.ranks,
+            served=section.rollouts.url is not None,
         )
         return self.signal(rows, read)._replace(keeps={KEPT: rows})
 
@@ -392,9 +394,9 @@ def warmed_up(config: RunConfig, run: Run, callback: Callback) -> RunConfig:
     section = config.reinforce
     if section.warm_up is None:
         return config
-    own = run.own(WARM_UP_FOLDER)
-    saved = own.path / "adapter"
-    if not saved.exists():
+    own = run.child(WARM_UP_FOLDER)
+    saved = own.home / "adapter"
+    if not run.ranks.agreed(saved.exists()):
         assert section.warm_up is not None
         rows = {"train": section.warm_up, "held_out": WARM_UP_HELD_OUT, "max_tokens": config.data.max_tokens}
         rate = section.warm_up_rate or config.train.learning_rate

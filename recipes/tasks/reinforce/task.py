@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,7 +122,7 @@ class ReinforceTask(TokenTask):
 
     def main(self, config: RunConfig, run: Run, callback: Callback) -> Scores:
         reinforce = self.begin(config, run, callback)
-        with rollout_server.opened(config) as server:
+        with rollout_server.opened(config) if run.ranks.first else nullcontext() as server:
             if server is not None:
                 rollout_server.require(server, config, reinforce.tokenizer, reinforce.data.train)
                 callback.say(f"Answers are written by {config.reinforce.rollouts.id} at {server.url}.")

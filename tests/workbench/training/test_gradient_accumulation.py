@@ -27,7 +27,8 @@ from workbench.data.packing import PACKED, PADDED
 from workbench.models import attention_backend, backbones, embedder
 from workbench.models.embedder import EmbeddingLoss
 from workbench.runs.ranks import ALONE
-from workbench.training.gradient_accumulation import CachedGradients
+from workbench.training.gradient_accumulation import CachedGradients, Pull
+from workbench.training.master_weights import MasterWeights
 from workbench.training.signal import Units
 
 STEP = 5
@@ -74,8 +75,8 @@ def test_equal_to_one_graph_for_any_micro_batch(model: Any, form: str, config: E
     wanted, gradients = _plain(attached, loss, rows, chosen)
     assert wanted.item() > 0 and any(each.abs().max() > 1e-4 for each in gradients)
     for tokens, way in ((10_000, PADDED), (60, PADDED), (24, PADDED), (10_000, PACKED), (60, PACKED)):
-        around = (lambda part: part.backward(), partial(noise, packed=way.packed), ALONE, ALONE, torch.device("cpu"))
-        cached = CachedGradients(loss, way, *around)
+        pull, around = Pull(loss), (partial(noise, packed=way.packed), ALONE, ALONE, torch.device("cpu"))
+        cached = CachedGradients(pull, pull, MasterWeights(attached, torch.float32), way, *around)
         attached.zero_grad()
         found = cached.add(rows, chosen, step=STEP, tokens=tokens)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
@@ -164,15 +165,8 @@ def test_memory_holds_one_graph(model: Any, tmp_path: Path) -> None:
             passes.append(torch.is_grad_enabled())
             return super().outputs(batch)
 
-    cached = CachedGradients(
-        Counted(embedder.Embedder(*model, config)),
-        PADDED,
-        lambda part: part.backward(),
-        noise,
-        ALONE,
-        ALONE,
-        torch.device("cpu"),
-    )
+    pull, masters = Pull(Counted(embedder.Embedder(*model, config))), MasterWeights(model[0], torch.float32)
+    cached = CachedGradients(pull, pull, masters, PADDED, noise, ALONE, ALONE, torch.device("cpu"))
     cached.add(rows, np.arange(12), step=0, tokens=10_000)
     assert passes == [True], "one micro-batch is computed once"
     passes.clear()

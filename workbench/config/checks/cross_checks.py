@@ -251,8 +251,6 @@ def _of_task(config: RunSections) -> Iterator[str]:
     if config.train.start is not None and task.start != "train":
         own = f"Write {task.start}.start instead" if task.start else "Leave it out"
         yield f"train.start is for recipe={task_facts.names(lambda each: each.start == 'train')}. {own}."
-    if config.distributed.sharded and task.sharded:
-        yield f"distributed: recipe={config.recipe} {task.sharded}"
     yield from _of_metric(config)
     yield from task.check(config) if task.check is not None else ()
 

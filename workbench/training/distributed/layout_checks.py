@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from workbench.adapters import Full
-from workbench.adapters.method import ExtraParameters, Method, plain_lora
+from workbench.adapters.method import ExtraParameters, Method
 from workbench.config import RunConfig, TrainingSections
 from workbench.config.checks import parallelism_checks
 from workbench.config.sections.distributed_config import DistributedConfig
@@ -159,11 +159,6 @@ def _together(config: RunConfig) -> Iterator[str]:
         )
     elif not config.task.devices:
         yield f"recipe {config.recipe} trains on one device. Leave --devices out."
-    if over is not None and not over.adapters and config.distributed.sharded:
-        yield (
-            f"recipe {over.name} gives every device all of the student, on whose weights a teacher may stand, and ZeRO "
-            "cuts them. Leave section distributed out, or leave --devices out."
-        )
     if config.optimizer.noise_scale:
         yield "optimizer.noise_scale compares gradients of one device. Leave it out, or leave --devices out."
     if config.budget.timed and over is not None and over.adapters:
@@ -256,9 +251,30 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write {alone}."
     if isinstance(config.adapter, Full) and config.adapter.sparsity is not None:
         yield f"adapter.sparsity keeps single weights at zero, and ZeRO cuts them. Leave it out, or write {alone}."
-    yield from _unlike_in_shares(config.adapter, alone)
+    if config.adapter.method == "alora":
+        yield f"adapter.method=alora was not tried with ZeRO. Write adapter.method=lora, or {alone}."
     whole = not zero_offload.cuts_weights(section)
     cure = "distributed.zero=2" if plain else "distributed={engine: deepspeed, zero: 2}"
+    if not whole and (why := config.task.cut(config)):
+        yield f"recipe={config.recipe} {why}. Write {cure}, which cuts the optimizer's state alone."
+    if not whole and config.over is not None and not config.over.adapters and config.distill.on_policy.share:
+        yield (
+            "distill.on_policy writes with the whole student, and zero=3 and fsdp2 cut it. "
+            f"Write {cure}, or leave distill.on_policy out."
+        )
+    if not whole and config.over is not None and not config.over.adapters and config.distill.peers is not None:
+        yield f"distill.peers teach each other over a whole backbone, and {section.engine} cuts it. Write {alone}."
+    packed = config.model.weights in ("nf4", "fp4")
+    if not whole and section.engine == "deepspeed" and packed and config.adapter.method == "dora":
+        yield (
+            f"model.weights={config.model.weights}: adapter.method=dora takes norms of weights past their layers, "
+            f"where DeepSpeed gathers none. Write distributed={{engine: fsdp2, zero: 3}}, or {cure}."
+        )
+    if not whole and section.engine == "deepspeed" and getattr(config.adapter, "experts", False):
+        yield (
+            "adapter.experts computes past the layers that hold its updates, where DeepSpeed gathers no weights. Write "
+            "distributed={engine: fsdp2, zero: 3}, or " + cure + "."
+        )
     if not whole and config.crossvalidates and config.correction.is_on:
         yield (
             "correction reads rows by a backbone that is whole in each process, and ZeRO cuts it. Leave section "
@@ -286,17 +302,5 @@ def _sharded(config: RunConfig) -> Iterator[str]:
             "model.weights=int8 with zero=3 or fsdp2: bitsandbytes keeps 8-bit weights whole once they were used. "
             f"Write model.weights=nf4, which can be cut, or {cure}, which cuts the optimizer's state alone."
         )
-    if not whole and config.model.weights in ("nf4", "fp4") and not config.adapter.facts.plain_lora:
-        yield (
-            f"model.weights={config.model.weights} with zero=3 or fsdp2: adapter.method={config.adapter.method} may "
-            f"look at weights before they are packed. Write adapter.method={plain_lora()}, or {cure}."
-        )
     if section.nvme is not None and not section.nvme.is_dir():
         yield f"distributed.nvme={section.nvme}: no such folder. Make it, on a fast disk."
-
-
-def _unlike_in_shares(adapter: Method, alone: str) -> Iterator[str]:
-    if adapter.method == "alora":
-        yield f"adapter.method=alora was not tried with ZeRO. Write adapter.method=lora, or {alone}."
-    if getattr(adapter, "experts", False):
-        yield f"adapter.experts adds updates to whole parameters, and ZeRO cuts them. Leave it out, or {alone}."

@@ -30,6 +30,7 @@ from workbench.data.text.prompts import MixedPrompts
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.losses import policy_losses
+from workbench.runs.ranks import ALONE, Ranks
 from workbench.training import capacity
 from workbench.training.checkpoints import Checkpointed
 from workbench.training.preference_objective import dense
@@ -262,10 +263,11 @@ class TurnWriter:
     Args:
         draws: Random numbers (G, T) of the answers to each prompt.
         scored: Whether to tell the log-probabilities of what is drawn.
+        ranks: The processes that draw them, each some of the batches of one process, so that they are the same answers.
     """
 
-    def __init__(self, sampler: SamplesAnswers, draws: Sequence[Floats], *, scored: bool) -> None:
-        self._sampler, self._draws, self._scored = sampler, draws, scored
+    def __init__(self, sampler: SamplesAnswers, draws: Sequence[Floats], *, scored: bool, ranks: Ranks = ALONE) -> None:
+        self._sampler, self._draws, self._scored, self._ranks = sampler, draws, scored, ranks
 
     def answers(self, asked: Sequence[Indices]) -> list[SampledAnswer]:
         """Answers to the prompts, those to each one after another."""
@@ -291,7 +293,7 @@ class TurnWriter:
     def _written(self, asked: Sequence[Indices], draws: Sequence[Floats]) -> list[SampledAnswer]:
         written: dict[int, list[SampledAnswer]] = {}
         each, tokens = draws[0].shape
-        for batch in self._sampler.batches(asked, answers=each, tokens=tokens):
+        for batch in self._ranks.share(self._sampler.batches(asked, answers=each, tokens=tokens)):
             of_batch, draws_of_batch = [asked[row] for row in batch], [draws[row] for row in batch]
             if self._scored:
                 groups = self._sampler.scored(of_batch, draws_of_batch)
@@ -299,6 +301,7 @@ class TurnWriter:
                 plain = self._sampler.answer(of_batch, draws_of_batch)
                 groups = [[SampledAnswer(ids, None) for ids in group] for group in plain]
             written.update(zip(batch.tolist(), groups, strict=True))
+        written = {row: group for part in self._ranks.gathered(written) for row, group in part.items()}
         return [answer for row in range(len(asked)) for answer in written[row]]
 
 
@@ -489,6 +492,8 @@ class Rollouts(RolloutRows, Checkpointed):
         reference: Reads those of the reference.
         seed: Of the run.
         player: Carries out calls of tools; None: there are none.
+        ranks: The processes that write and read the answers of a step, each its part; every one has all of them then.
+        served: Another machine writes them, which the first process asks.
     """
 
     def __init__(
@@ -503,8 +508,11 @@ class Rollouts(RolloutRows, Checkpointed):
         seed: int,
         stop: Sequence[int],
         player: PlaysEpisodes | None = None,
+        ranks: Ranks = ALONE,
+        served: bool = False,
     ) -> None:
         super().__init__(prompts, config)
+        self._ranks, self._served = ranks, served
         self._sampler, self._judge, self._own, self._reference = sampler, judge, own, reference
         self._seed, self._stop, self._player = seed, stop, player
 
@@ -528,7 +536,8 @@ class Rollouts(RolloutRows, Checkpointed):
 
     def _written(self, draws: Indices, epoch: int) -> Rollout:
         """Answers to the prompts of a step; prompts whose answers all have one reward are replaced, a few times."""
-        self._sampler.begin()
+        if self._ranks.first or not self._served:
+            self._sampler.begin()
         groups = self._groups(draws, key=[epoch, int(draws[0]), 0])
         replaced = 0
         for attempt in range(1, self.config.settings.resample + 1):
@@ -557,14 +566,20 @@ class Rollouts(RolloutRows, Checkpointed):
             for prompt in prompts
         ]
         rows = np.repeat(self.prompts.rows[prompts], each).tolist()
-        writer = TurnWriter(self._sampler, draws, scored=self.config.corrects)
-        if self._player is None:
-            written = writer.answers(asked)
-            episodes = [generated_answers.answered(*one, stop=self._stop) for one in written]
-            named = self._judge.named(rows, [one.ids for one in written])
-        else:
-            episodes = self._player.play(rows, [one for one in asked for _ in range(each)], writer.turns)
-            named = self._judge.of_episodes(rows, episodes)
+        # A server, and the tools of episodes, are asked by the first process alone.
+        by_first, ranks = self._served or self._player is not None, self._ranks
+        writer = TurnWriter(self._sampler, draws, scored=self.config.corrects, ranks=ALONE if by_first else ranks)
+        episodes: Sequence[Episode] = ()
+        named: dict[str, Floats] = {}
+        if ranks.first or not by_first:
+            if self._player is None:
+                written = writer.answers(asked)
+                episodes = [generated_answers.answered(*one, stop=self._stop) for one in written]
+                named = self._judge.named(rows, [one.ids for one in written]) if ranks.first else {}
+            else:
+                episodes = self._player.play(rows, [one for one in asked for _ in range(each)], writer.turns)
+                named = self._judge.of_episodes(rows, episodes)
+        episodes, named = ranks.agreed((episodes, named))
         total = self._judge.total(named)
         total[[one.dropped for one in episodes]] = np.nan
         if np.isnan(total).all():
@@ -602,7 +617,8 @@ class Rollouts(RolloutRows, Checkpointed):
         limit = self.config.max_new_tokens
         found_ST = torch.zeros(len(self.now.counts_S), limit)
         with torch.no_grad(), reader.active():
-            for indices in micro_batches(self._distinct, self.lengths, tokens=reader.tokens):
+            parts = list(micro_batches(self._distinct, self.lengths, tokens=reader.tokens))
+            for indices in self._ranks.share(parts):
                 batch = self.batch(indices).to(reader.device)
                 labels_N = batch.labels_N
                 rows = len(indices) * batch.sequences
@@ -610,6 +626,7 @@ class Rollouts(RolloutRows, Checkpointed):
                 slots = torch.zeros(rows, dtype=torch.int64, device=labels_N.device)
                 slots = slots.scatter(0, labels_N[:, ROW], labels_N[:, ANSWER])
                 found_ST[slots.cpu()] = log_p_BT.float().cpu()
+        found_ST = torch.stack(self._ranks.gathered(found_ST)).sum(0)
         return found_ST if self.config.pairs else found_ST[self.now.first_S]
 
 

@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import workbench
 from tests.conftest import Records, cells, record_cell
-from tests.matrix import FEW_TOKENS, LAYOUTS, MANY_TOKENS, WITH_DISK, layout_with_method
+from tests.matrix import FEW_TOKENS, LAYOUTS, MANY_TOKENS, METHOD_NAMES, WITH_DISK, layout_with_method
 from tests.workbench.training.distributed import layouts
+from workbench.adapters import METHODS as ADAPTERS
 from workbench.config.yaml_text import dump_yaml
 
 pytestmark = pytest.mark.slow
@@ -27,11 +28,31 @@ CUT = {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_prefetch_buc
 """A person's own DeepSpeed JSON, which cuts every weight, however small; the head's comes before it is needed."""
 NVME = "{{zero: 3, offload_optimizer: nvme, offload_parameters: nvme, nvme: {folder}}}"
 CUTTING = ("zero3", "fsdp2_2", "fsdp2_3")
+SETTINGS = {"trainable-tokens": ", tokens: [5, 6]", "boft": ", block: 2", "oft": ", block: 4"}
+PACKED = [
+    name
+    for name in METHOD_NAMES
+    if "nf4" in ADAPTERS[name].about[name].weights
+    and not ADAPTERS[name].about[name].plain_lora
+    and name not in ("adalora", "alora", "beft", "bitfit", "lora-ga", "loftq")  # refused in shares, or off this model
+]
+EXPERTS = "adapter={method: lora, rank: 4, alpha: 8, experts: true}"
 OVER_CUT = {
     "packed": [f"adapter={METHODS['lora']}", "model.weights=nf4"],
     "probe": ["adapter={method: linear-probe}"],
+    "experts": ["model.id={}/mixture", EXPERTS],
+    "packed experts": ["model.id={}/mixture", EXPERTS, "model.weights=nf4"],
+    "packed frozen experts": ["model.id={}/mixture", f"adapter={METHODS['lora']}", "model.weights=nf4"],
+    **{
+        f"packed {name}": [f"adapter={{method: {name}{SETTINGS.get(name, '')}}}", "model.weights=nf4"]
+        for name in PACKED
+    },
 }
-"""What is trained besides where weights are cut: over 4-bit ones, and over blocks that are frozen for good."""
+"""What is trained besides where weights are cut: over 4-bit ones, by every method, and over blocks that are frozen."""
+NOT_BY_DEEPSPEED = [over for over, own in OVER_CUT.items() if EXPERTS in own or over == "packed dora"]
+TO_CUT = [
+    (over, layout) for over in OVER_CUT for layout in CUTTING if layout != "zero3" or over not in NOT_BY_DEEPSPEED
+]
 SAMPLED = {
     **{by: ["ddp"] for by in ("infobatch", "importance", "learned mix", "self-paced", "gradient")},
     "selective": ["ddp", "zero3"],
@@ -83,8 +104,12 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 for name, layout in sharings.items()
                 if (name, method, budget) in LAID_OUT
             ]
-    for over, own in OVER_CUT.items():
-        words = [*own, f"batch.tokens_per_device={MANY_TOKENS}"]
+    sizes = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    save_model(folder / "mixture", short_stories, "mixtral", **sizes)
+    asked_over = {cell["over"] for cell in cells(request, "test_whatever_is_cut")} | {"packed"}
+    for over in OVER_CUT.keys() & asked_over:
+        words = [*(word.replace("{}", str(folder)) for word in OVER_CUT[over])]
+        words.append(f"batch.tokens_per_device={MANY_TOKENS}")
         workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{over} alone", quiet=True)
         jobs += [(f"{over} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in CUTTING]
     for by, names in SAMPLED.items():
@@ -178,11 +203,11 @@ def test_a_layout_changes_nothing(runs: Path, layout: str, method: str, budget: 
     require_same(runs / f"{method} {budget} {layout}", runs / f"{method} {budget} alone")
 
 
-@pytest.mark.nightly(but=["packed-zero3", "probe-fsdp2_2"])
-@pytest.mark.parametrize("layout", CUTTING)
-@pytest.mark.parametrize("over", OVER_CUT)
+@pytest.mark.nightly(but=["packed-zero3", "probe-fsdp2_2", "packed dora-fsdp2_3", "packed experts-fsdp2_3"])
+@pytest.mark.parametrize(("over", "layout"), TO_CUT)
 def test_whatever_is_cut(runs: Path, over: str, layout: str, record_property: Records) -> None:
-    method = {"packed": "lora", "probe": "linear-probe"}[over]
+    name = over.rpartition(" ")[2]
+    method = "linear-probe" if over == "probe" else name if name in PACKED else "lora"
     record_cell(record_property, method=method, recipe="sft", layout=layout)
     require_same(runs / f"{over} {layout}", runs / f"{over} alone")
 
