@@ -5,7 +5,8 @@ holds all; they share, by ZeRO 1, 2, 3 and FSDP2; the optimizer's state waits in
 or both on disk. Each is compared with all activations kept, with elementwise operations recomputed, with a share of the
 blocks, and with all of them, with the largest micro-batch that fits. Of those that fit the fastest is taken, of equals
 the first. Where none fits, inputs of blocks wait in the host's memory; weights that were left to choose are quantised
-before the third level. Layouts that the run would refuse are told with the reason.
+before the third level, never for speed: where shares fit, packed copies are named and not compared. Layouts that the
+run would refuse are told with the reason.
 
 A dry run is made with its largest and its smallest micro-batch, without recomputing, and with it where that could be
 faster. Between them bytes are taken to grow evenly with tokens and with the share of the blocks, and seconds with
@@ -95,13 +96,22 @@ def _best(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverChoi
         while fitting := [way for way in ways if way.plan.fits]:
             best = min(fitting, key=lambda way: way.plan.seconds or 0.0)
             if best.confirmed:
-                return _chosen(best, [*tried, *ways], solver.refused)
+                shares = best.config.distributed.sharded or best.plan.distributed.sharded
+                refused = solver.refused | (_LEFT_OUT if shares and solver is not solvers[-1] else {})
+                return _chosen(best, [*tried, *ways], refused)
             sure = solver.confirmed(best)
             ways = [sure if way is best else way for way in ways]
         tried += ways
     if not tried:
         raise ConfigError("\n  ".join(["This run cannot be shared as it is:", *solvers[0].refused.values()]))
     return _chosen(min(tried, key=lambda way: (way.plan.missing, way.plan.needed)), tried, solvers[-1].refused)
+
+
+_LEFT_OUT = {
+    "nf4": "not compared: weights keep their precision where shares of it fit, and copies in 4 bits may be faster. "
+    "Write model.weights=nf4"
+}
+"""Formats that are not looked at, as a more precise one fits in shares, with what to write."""
 
 
 def _chosen(way: _Way, tried: list[_Way], refused: Mapping[str, str]) -> SolverChoice:
@@ -115,7 +125,10 @@ def _chosen(way: _Way, tried: list[_Way], refused: Mapping[str, str]) -> SolverC
         verdict = "taken" if plan is way.plan and plan.fits else "fits" if plan.fits else plan.lack
         tokens, seconds = plan.tokens_per_device, plan.seconds or 0.0
         candidates.append(Candidate(", ".join(words), tokens, plan.needed, plan.fits, seconds, verdict))
-    candidates += [Candidate(words, 0, 0, False, 0.0, f"refused: {reason}") for words, reason in refused.items()]
+    candidates += [
+        Candidate(words, 0, 0, False, 0.0, reason if words in _LEFT_OUT else f"refused: {reason}")
+        for words, reason in refused.items()
+    ]
     return SolverChoice(way.config, replace(way.plan, tried=tuple(candidates)))
 
 

@@ -188,12 +188,14 @@ def test_then_checkpointing_and_quantised_weights_last() -> None:
 
 def test_every_way_that_was_compared_is_told() -> None:
     found, _ = choose(FIXED * 3 // 5, devices=4, distributed=SHARED)
-    told = [each.way for each in found.plan.tried]
+    *tried, left = found.plan.tried
+    assert left.way == "nf4" and "not compared" in left.verdict and "Write model.weights=nf4" in left.verdict
+    told = [each.way for each in tried]
     shared = [*(f"auto, zero={stage}" for stage in (1, 2, 3)), *(f"auto, fsdp2, zero={stage}" for stage in (2, 3))]
     assert [each for each in told if "checkpointing" not in each] == ["auto", *shared]
-    assert {each.verdict for each in found.plan.tried if each.fits} == {"taken", "fits"}
-    assert all("lacks" in each.verdict for each in found.plan.tried if not each.fits)
-    fitting = [each for each in found.plan.tried if each.fits]
+    assert {each.verdict for each in tried if each.fits} == {"taken", "fits"}
+    assert all("lacks" in each.verdict for each in tried if not each.fits)
+    fitting = [each for each in tried if each.fits]
     assert found.plan.seconds == min(each.seconds for each in fitting)
     assert found.config.distributed.zero in (2, 3)
 

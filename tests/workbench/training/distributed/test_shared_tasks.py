@@ -92,7 +92,7 @@ def lines(run: Path, name: str) -> list[float]:
     return [line[name] for line in told if line.get(name) is not None]
 
 
-@pytest.mark.nightly(but=["embed-fsdp2_3", "rewarded twice-zero2", "taught-zero3"])
+@pytest.mark.nightly(but=["embed-fsdp2_3", "rewarded twice-zero2"])
 @pytest.mark.parametrize(("name", "layout"), CELLS)
 def test_two_processes_have_the_curve_of_one(runs: Path, name: str, layout: str) -> None:
     run, alone = runs / f"{name} {layout}", runs / f"{name} alone"
