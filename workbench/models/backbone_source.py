@@ -72,7 +72,14 @@ def require_there(config: ModelConfig) -> None:
 
 
 def require_whole(config: ModelConfig) -> None:
-    """Refuse an adapter, and a run directory, in the place of a backbone, and one whose files would never end."""
+    """Refuse an adapter, a run directory and GGUF files in the place of a backbone, and files that would never end."""
+    folder = Path(located(config.id)).expanduser()
+    given = [folder] if folder.suffix == ".gguf" else sorted(folder.glob("*.gguf")) if folder.is_dir() else []
+    if given and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        raise BackboneError(
+            f"model.id={config.id}: its weights are a GGUF file ({given[0].name}), over which nothing trains here. "
+            "Take the repository that it was made from: model.weights=nf4 quantises while loading."
+        )
     folder = Path(source_path(config))
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.exists() and not (path.is_file() or path.is_dir()):
