@@ -64,6 +64,8 @@ REINFORCE_SCORES: Titles = {
     "reward": ("Reward", "high"),
     "answer_tokens": ("Tokens of an answer", "low"),
     "repetition": ("Repeated runs of four words", "low"),
+    "success": ("Episodes with a reward of 1 or more", "high"),
+    "errors": ("Tool errors of an episode", "low"),
 }
 SHOWN = 20
 """Rows of a table, at most."""
@@ -398,7 +400,17 @@ def reinforce_plots(run: RunRecord) -> list[Plot]:
             "Entropy of the model on its answers, and divergence from the reference where it is measured (kl).",
         ),
     )
-    return [draw(title, series, x=STEP, y=axis, caption=caption) for title, series, axis, caption in charts]
+    episodes = (
+        ("Episodes", known("episodes", "success"), share, "Share of the episodes with a reward of 1 or more."),
+        (
+            "Turns and calls",
+            known("episodes", "turns", "calls", "errors"),
+            Axis("of an episode", from_zero=True),
+            "Turns that the model wrote, calls among them, and calls that failed, were cut or could not be read.",
+        ),
+    )
+    drawn = (*charts, *(episodes if run.named("episodes") else ()))
+    return [draw(title, series, x=STEP, y=axis, caption=caption) for title, series, axis, caption in drawn]
 
 
 # Tables of any task

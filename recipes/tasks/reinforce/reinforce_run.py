@@ -70,7 +70,7 @@ def toolbox(config: RunConfig, *, read_from: tuple[Path, Trust] | None = None) -
     """The tools of a run, if it has any. Raises ConfigError: they cannot be used, or `read_from`, the run directory
     that the configuration was read from, is not trusted."""
     section = config.reinforce.tools
-    if section.file is None:
+    if section is None:
         return None
     if read_from is not None and not read_from[1].given:
         raise trust.refused(read_from[0], f"its tools need {section.file}", read_from[1])

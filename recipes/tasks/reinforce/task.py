@@ -176,9 +176,11 @@ class ReinforceTask(TokenTask):
         return scoring.score(model, rows).scores
 
     def files(self, config: RunConfig) -> Mapping[str, Mapping[str, str]]:
-        first, tools = config.reinforce.warm_up, config.reinforce.tools.file
-        known = {} if first is None else {"warm-up rows": {first: fingerprint(first)}}
-        return known if tools is None else {**known, "tools": plugins.fingerprints([Path(starter.resolve(str(tools)))])}
+        first, tools = config.reinforce.warm_up, config.reinforce.tools
+        known: dict[str, Mapping[str, str]] = {} if first is None else {"warm-up rows": {first: fingerprint(first)}}
+        if tools is not None:
+            known["tools"] = plugins.fingerprints([Path(starter.resolve(str(tools.file)))])
+        return known
 
     def outputs(self, run: Path, config: RunConfig) -> TextReference:
         return outputs(run, config, prompts_alone=True)

@@ -114,7 +114,8 @@ class ReinforceConfig(Section):
     drop_cut: bool = False
     """Answers that reached max_new_tokens carry no loss (overlong filtering)."""
     rollouts: RolloutsConfig = RolloutsConfig()
-    tools: ToolsConfig = ToolsConfig()
+    tools: ToolsConfig | None = None
+    """Tools that the model calls over several turns, and an environment that it acts in. null: answers are one turn."""
     importance_cap: NonNegativeFloat | None = None
     """The loss of a token is multiplied by its probability in training over that by which it was drawn, at most this
     (truncated importance sampling, Yao et al. 2025); 0: by 1. null: 2 where a server draws (rollouts.url), else 0."""
@@ -171,7 +172,7 @@ class ReinforceConfig(Section):
     @property
     def rows(self) -> int:
         """Most rows of an answer: one, and with tools as many as it may have turns."""
-        return self.tools.turns if self.tools.file is not None else 1
+        return 1 if self.tools is None else self.tools.turns
 
     @property
     def cap(self) -> float:
@@ -204,9 +205,7 @@ class ReinforceConfig(Section):
 
     def _tool_misfits(self) -> Iterator[str]:
         tools = self.tools
-        if tools.file is None:
-            if given := [f"reinforce.tools.{key}" for key in type(tools).model_fields if tools.differs(key)]:
-                yield f"{given[0]} is for tools, and reinforce.tools.file names none. Name a file, or leave it out."
+        if tools is None:
             return
         if self.pairs:
             yield (

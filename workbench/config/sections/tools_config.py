@@ -12,7 +12,7 @@ from workbench.schema import CodeFile, Section, Unit
 class ToolsConfig(Section):
     """Tools and environments of a Python file, and what they may take."""
 
-    file: CodeFile | None = None
+    file: CodeFile
     """The Python file with the tools. Only one you trust. What the model writes becomes arguments of its functions, in
     processes of their own."""
     functions: tuple[str, ...] | None = None

@@ -173,7 +173,7 @@ class Toolbox:
         words = [str(Path(tool_host.__file__)), str(asks), str(tells), path, json.dumps(limits)]
         null = subprocess.DEVNULL
         self._host = subprocess.Popen(
-            [sys.executable, *words], pass_fds=(asks, tells), stdin=null, stdout=null, stderr=null
+            [sys.executable, "-B", *words], pass_fds=(asks, tells), stdin=null, stdout=null, stderr=null
         )
         os.close(asks)
         os.close(tells)

@@ -153,6 +153,7 @@ def episodes(
     torch.manual_seed(0)
     model = tiny("Llama", vocab_size=len(tokenizer), max_position_embeddings=2048).eval().float()
     encoder = ChatEncoder(tokenizer, template)
+    assert config.tools is not None
     toolbox = Toolbox(config.tools)
     path = folder / "rows.jsonl"
     write_lines(path, [{"question": f"How warm is it in Oslo, {n}?", "answer": "4"} for n in range(2)])
@@ -215,6 +216,7 @@ def test_the_model_reads_what_its_template_writes_of_the_same_conversation(
     found = episodes(tmp_path, tokenizer, source, lambda text, _: answer if "4 degrees" in text else call)
     encoder = ChatEncoder(tokenizer, source)
     function = {"name": "weather", "arguments": {"city": "Oslo"}}
+    assert found.config.tools is not None
     turns = [
         {"role": "user", "content": "How warm is it in Oslo, 0?"},
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
