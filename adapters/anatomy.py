@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import math
 import re
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ def language_model(model: nn.Module) -> str:
 
     whole: Any = model
     config = getattr(model, "config", None)
-    if not isinstance(config, PretrainedConfig) or config.is_encoder_decoder or reads_pictures(model):
+    if not isinstance(config, PretrainedConfig) or config.is_encoder_decoder or not reads_tokens(model):
         return ""
     if config.get_text_config(decoder=True) is config:
         return ""
@@ -234,6 +235,8 @@ def is_attention(path: str) -> bool:
 def task(model: PreTrainedModel) -> str | None:
     """PEFT's name of the model's task; None where PEFT has none."""
     name = type(model).__name__
+    if reads_sound(model) and name.endswith("Classification"):
+        return None
     if name.endswith("ForSequenceClassification"):
         return "SEQ_CLS"
     if model.config.is_encoder_decoder:
@@ -266,7 +269,7 @@ def ambiguous_head(model: PreTrainedModel) -> str | None:
 def body(model: PreTrainedModel) -> str:
     """Name of the child below the head; empty where there is none.
 
-    Classifiers of CLIP and SigLIP do not name it: it is the child that reads the pixels.
+    Classifiers of CLIP and SigLIP do not name it, nor do those of Whisper: it is the child that reads the input.
     """
     if not _is_bare(model):
         return model.base_model_prefix if model.base_model is not model else ""
@@ -274,17 +277,51 @@ def body(model: PreTrainedModel) -> str:
 
 
 def _is_bare(model: PreTrainedModel) -> bool:
-    """Whether a backbone for pictures does not name the child below its head."""
-    return model.base_model is model and reads_pictures(model)
+    """Whether a backbone for pictures or sound does not name the child below its head."""
+    return model.base_model is model and not reads_tokens(model)
 
 
 def _convolves(module: nn.Module) -> bool:
-    return any(map(is_convolution, module.modules()))
+    from torch import nn
+
+    return any(is_convolution(each) or isinstance(each, nn.Conv1d) for each in module.modules())
 
 
 def reads_pictures(model: nn.Module) -> bool:
     """Whether a backbone reads pictures rather than tokens."""
     return getattr(model, "main_input_name", "input_ids") == "pixel_values"
+
+
+def reads_sound(model: nn.Module) -> bool:
+    """Whether a backbone reads the features of recordings: samples, or bands of frequencies."""
+    return getattr(model, "main_input_name", "input_ids") in ("input_values", "input_features")
+
+
+def reads_tokens(model: nn.Module) -> bool:
+    """Whether a backbone reads tokens of a vocabulary rather than pictures or sound alone."""
+    return not (reads_pictures(model) or reads_sound(model))
+
+
+def trial_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
+    """A short text, or a picture or recording of the backbone's own size, as arguments; works on the meta device."""
+    import torch
+
+    if reads_pictures(model):
+        blank_13HW = blank_picture(model)
+        return {"pixel_values": torch.linspace(-1, 1, blank_13HW.numel()).to(blank_13HW).view_as(blank_13HW)}
+    if not reads_sound(model):
+        tokens_BL = torch.arange(2, 9, device=model.device)[None] % model.config.get_text_config().vocab_size
+        return {"input_ids": tokens_BL}
+    hub: Any = model.config
+    bands, weight = getattr(hub, "num_mel_bins", None), next(model.parameters())
+    if bands is None:  # a second of a wave
+        shape: tuple[int, ...] = (1, 16_000)
+    elif hasattr(hub, "max_source_positions") and hub.model_type == "whisper":
+        shape = (1, bands, 2 * hub.max_source_positions)
+    else:
+        shape = (1, getattr(hub, "max_length", 100), bands)
+    features = torch.linspace(-1, 1, math.prod(shape)).to(weight.device, torch.float32).view(shape)
+    return {model.main_input_name: features}
 
 
 def block_width(model: PreTrainedModel, block: str) -> int:

@@ -36,12 +36,12 @@ def require(config: RunConfig, *, devices: int, out: Path | None = None, resume:
 def require_rows(config: RunConfig) -> None:
     """Raise DataError where the rows of local files are malformed; of large files the first ones are read.
 
-    Pictures are left to the run, as they may stand in folders of classes.
+    Pictures and recordings are left to the run, as they may stand in folders of classes.
     """
     read, data = config.task.readable, config.data
     if (
         read is None
-        or config.reads_pictures
+        or config.media is not None
         or data.streaming.on
         or (config.over is not None and not config.over.ships)
     ):

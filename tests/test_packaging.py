@@ -89,6 +89,8 @@ def test_the_wheel_has_one_top_level_name_and_the_files_that_are_needed(tmp_path
         "workbench/data/starter/sign_digits.zip",
         "workbench/data/starter/vision/model.safetensors",
         "workbench/data/starter/vision/preprocessor_config.json",
+        "workbench/data/starter/sound/model.safetensors",
+        "workbench/data/starter/spoken_digits.zip",
         "workbench/cli/ui/static/index.html",
         "workbench/cli/ui/static/vendor/uPlot.iife.min.js",
         "workbench/cli/ui/static/vendor/LICENSE.uPlot",

@@ -58,7 +58,7 @@ class Bank:
         self.members: tuple[str, ...] = tuple(members)
         """Their names, each a part of the names of its parameters."""
         self._plain = plain
-        self._routing = Routing(pictures=anatomy.reads_pictures(backbone))
+        self._routing = Routing(counted=anatomy.reads_tokens(backbone))
         self._training = False
         self._layers: list[Any] = []
         self._route_layers()

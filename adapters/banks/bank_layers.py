@@ -54,11 +54,11 @@ class RowRun(NamedTuple):
 class Routing:
     """Which member each row of the batch belongs to; every layer of a bank reads it."""
 
-    def __init__(self, *, pictures: bool) -> None:
+    def __init__(self, *, counted: bool) -> None:
         self._rows: tuple[MemberRows, ...] = ()
         self._length: int | None = 1
-        self._pictures = pictures
-        """Whether rows are pictures: their number of patches differs between stages and windows."""
+        self._counted = counted
+        """Whether rows have a known number of tokens: that of pictures and sound differs between stages and windows."""
         self.latest = LatestWeight()
         """The quantised weight that several members multiply with, within a batch."""
 
@@ -94,7 +94,7 @@ class Routing:
             return
         rows = self.count
         tokens, rest = divmod(len(x), rows)
-        if rest or not (self._pictures or tokens in (1, self._length)):
+        if rest or (self._counted and tokens not in (1, self._length)):
             raise self._unknown(len(x))
         start = 0
         for each in self._rows:

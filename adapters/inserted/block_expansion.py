@@ -99,11 +99,7 @@ class BlockExpansion(Method):
         weight = next(backbone.parameters())
         if weight.device.type == "meta" or isinstance(weight, FakeTensor):
             return
-        if anatomy.reads_pictures(backbone):
-            inputs = {"pixel_values": anatomy.blank_picture(backbone)}
-        else:
-            ids = torch.arange(2, 9, device=backbone.device)[None]
-            inputs = {"input_ids": ids % backbone.config.get_text_config().vocab_size}
+        inputs = anatomy.trial_inputs(backbone)
         training = model.training
         model.eval()
         with torch.no_grad():

@@ -22,7 +22,7 @@ from workbench.adapters.anatomy import (
     is_attention,
     is_linear,
     is_norm,
-    reads_pictures,
+    reads_tokens,
 )
 from workbench.adapters.method import ExtraParameters, Method, MethodInfo, register
 from workbench.errors import ConfigError
@@ -248,7 +248,7 @@ def _has_final_norm(model: PreTrainedModel, block: str) -> bool:
     """Whether a norm follows the stack, so that its blocks do not normalise the residual stream themselves."""
     stack = block.rpartition(".")[0]
     holder = stack.rpartition(".")[0]
-    near = {body(model), f"{body(model)}.pooler"} if reads_pictures(model) else {holder, holder.rpartition(".")[0]}
+    near = {body(model), f"{body(model)}.pooler"} if not reads_tokens(model) else {holder, holder.rpartition(".")[0]}
     near &= {path for path, _ in model.named_modules()}
     children = [child for path in near for child in model.get_submodule(path).named_children()]
     return any(is_norm(module) and not any(part in name for part in ("emb", "pre_")) for name, module in children)

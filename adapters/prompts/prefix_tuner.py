@@ -49,6 +49,8 @@ def attention_sizes(model: PreTrainedModel) -> dict[str, AttentionSizes]:
     if anatomy.reads_pictures(model):
         with _looking(model) as seen:
             return seen if anatomy.reads_size(model) else {}
+    if not anatomy.reads_tokens(model):
+        return {}
     embedding = model.get_input_embeddings()
     if not isinstance(embedding, nn.Embedding):
         return {}

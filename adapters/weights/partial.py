@@ -159,7 +159,7 @@ def _final_norm(model: PreTrainedModel) -> list[str]:
     """Path of the norm after the last stack of blocks: it stands beside the stack, or beside what holds it."""
     stack = anatomy.blocks(model)[-1][0].rpartition(".")[0]
     places = [stack.rpartition(".")[0], stack.rpartition(".")[0].rpartition(".")[0]]
-    if anatomy.reads_pictures(model):
+    if not anatomy.reads_tokens(model):
         places = [anatomy.body(model), f"{anatomy.body(model)}.pooler"]
     return [
         name

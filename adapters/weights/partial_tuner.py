@@ -178,8 +178,8 @@ def _reading_copies(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.Mod
 
 
 def computed(model: nn.Module) -> torch.dtype:
-    """The precision in which the backbone computes; for pictures the one in which it is stored."""
-    if anatomy.reads_pictures(model):
+    """The precision in which the backbone computes; for pictures and sound the one in which it is stored."""
+    if not anatomy.reads_tokens(model):
         return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     embedded: Tensor = embedding(torch.zeros(1, dtype=torch.int64, device=embedding.weight.device))

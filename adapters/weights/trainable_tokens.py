@@ -35,8 +35,8 @@ class TrainableTokens(Method):
 
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse backbones without an embedding of tokens, heads whose bias would be lost, and unknown ids."""
-        if anatomy.reads_pictures(model):
-            return "pictures have no tokens of a vocabulary. Take adapter.method=lora."
+        if not anatomy.reads_tokens(model):
+            return "pictures and sound have no tokens of a vocabulary. Take adapter.method=lora."
         head: Any = model.get_output_embeddings()
         embedding: Any = model.get_input_embeddings()
         if head is not None and head.weight is embedding.weight and head.bias is not None:

@@ -153,7 +153,7 @@ def _pictures(
 ) -> None:
     """Pictures of the rows out of fold; the adapter of one fold explains what it says of its rows."""
     data, fold_context = context.data, context.fold_context
-    if not fold_context.config.reads_pictures:
+    if fold_context.config.media is None:
         return
     (one, *_), places = context.members, {place for cluster in data.conflicts for place in cluster}
     (folder,) = fold_adapters.adapter_folders(context.run, round_outputs.number, [one])

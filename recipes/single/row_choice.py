@@ -108,6 +108,7 @@ def gradient_scores(
             data=config.data.model_copy(update=plain),
             classes=config.classes.model_copy(update=classes) if config.task.labelled else config.classes,
             image=config.image,
+            audio=config.audio,
             batch=config.batch,
             train=config.train.model_copy(update={"steps": None, "epochs": float(EPOCHS)}),
             optimizer=OptimizerConfig(name="adamw", betas=optimizer.betas, eps=optimizer.eps),

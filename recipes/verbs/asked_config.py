@@ -14,6 +14,8 @@ from workbench.schema import parse
 
 _SEEN = ("size", "depth", "prepare", "augment")
 """Settings of pictures that decide what an adapter has seen."""
+_HEARD = ("max_seconds", "channels", "augment")
+"""Settings of recordings that decide what an adapter has heard."""
 _JUDGING = ("masking", "rewards", "reinforce")
 """Sections of tasks that may say how a finished run is judged."""
 _OF_TRAINING = (
@@ -33,10 +35,12 @@ def asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool)
     config = parse(RunConfig, values, source="the command line")
     own = (*config.task.sections, *([config.task.name] if config.task.section else ()))
     decided = (*(name for name in own if name not in _JUDGING), *(config.over.sections if config.over else ()))
-    trained = [name for name in ("model", "adapter", *decided) if name not in ("image", "duplicates")]
+    trained = [name for name in ("model", "adapter", *decided) if name not in ("image", "audio", "duplicates")]
     changed = [name for name in trained if getattr(config, name) != getattr(before, name)]
     changed += [f"image.{name}" for name in _SEEN if getattr(config.image, name) != getattr(before.image, name)]
-    changed += ["data.format"] if config.reads_pictures != before.reads_pictures else []
+    changed += [f"audio.{name}" for name in _HEARD if getattr(config.audio, name) != getattr(before.audio, name)]
+    seen = [each.data.format if each.media else None for each in (config, before)]
+    changed += ["data.format"] if seen[0] != seen[1] else []
     if changed:
         raise ConfigError(
             f"{verb} cannot change {changed[0]}: the adapter was trained with it. Leave it out, or start a new run."

@@ -14,8 +14,8 @@ from workbench import evaluation, report
 from workbench.config import RunConfig
 from workbench.config.task_facts import names
 from workbench.data import starter
-from workbench.data.images.picture_files import PictureFile
 from workbench.data.rows import read_rows
+from workbench.data.stored_files import StoredFile
 from workbench.data.text import media
 from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
@@ -141,8 +141,8 @@ def _beside_input(predictions: PredictionTable, source: str, config: RunConfig) 
 
 
 def _cell(value: Any) -> Any:
-    """A value of the input as every kind of file can hold it; a picture by its name."""
-    value = value.name if isinstance(value, PictureFile) else value
+    """A value of the input as every kind of file can hold it; a picture or recording by its name."""
+    value = value.name if isinstance(value, StoredFile) else value
     return value if value is None or isinstance(value, (str, bool, int, float)) else json.dumps(value, default=str)
 
 

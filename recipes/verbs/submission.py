@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from workbench.config import RunConfig
 from workbench.data import starter
 from workbench.data.images import picture_sources
-from workbench.data.images.picture_files import PictureFile
 from workbench.data.rows import RawRow, finite, read_rows
+from workbench.data.sound.sound_files import SOUND
+from workbench.data.stored_files import StoredFile
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import prediction_table
 from workbench.recipes.task import PredictionTable
@@ -124,15 +125,16 @@ def _require_like(out: Path, sample: pd.DataFrame, own: str, columns: Mapping[st
 def _input_rows(source: str, config: RunConfig) -> list[RawRow]:
     """All rows of the input, readable or not."""
     source = starter.resolve(source)
-    if not config.reads_pictures:
+    if (media := config.media) is None:
         return list(read_rows(source, config.data))
-    return list(picture_sources.read_rows(source, config.image.column, config.image.folder_of(source), config.data))
+    kind = SOUND if config.reads_sound else picture_sources.PICTURE
+    return list(picture_sources.read_rows(source, media.column, media.folder_of(source), config.data, kind))
 
 
 def _names(row: RawRow, config: RunConfig) -> dict[str, str]:
-    """The cells of a row that may be its id, as they are written; of a picture also its file's name."""
-    cells = {name: cell.name if isinstance(cell, PictureFile) else cell for name, cell in row.columns.items()}
-    if config.reads_pictures and isinstance(file := cells.get(config.image.column), str):
+    """The cells of a row that may be its id, as they are written; of a file also its file's name."""
+    cells = {name: cell.name if isinstance(cell, StoredFile) else cell for name, cell in row.columns.items()}
+    if config.media and isinstance(file := cells.get(config.media.column), str):
         cells |= {"file": PurePosixPath(file).name, "file without suffix": PurePosixPath(file).stem}
     return {name: _written(cell) for name, cell in cells.items() if isinstance(cell, (str, int, float))}
 

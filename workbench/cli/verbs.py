@@ -383,7 +383,7 @@ def predict(
     from workbench.recipes.verbs.asked_config import asked_config
 
     config = asked_config(run, overrides or (), verb="predict", trust=trust)  # mistakes come before torch
-    if not config.reads_pictures:
+    if config.media is None:
         source_files.data_files(input, config.data)
     if _launched(devices):
         return

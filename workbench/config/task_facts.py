@@ -39,8 +39,8 @@ class TaskFacts:
     """Output of the backbone: next tokens, hidden tokens, classes of a row, classes of each token, or none."""
     output: str | None = None
     """Name of the one output of a head that gives a row one number, such as a reward."""
-    pictures: bool = False
-    """Whether its rows may be pictures."""
+    media: tuple[str, ...] = ()
+    """Values of `data.format` with which its rows are files in place of texts: pictures, recordings."""
     pictured: bool = False
     """Whether its rows may hold pictures beside text."""
     writes_text: bool = False

@@ -385,8 +385,8 @@ def in_sequence(batches: Sequence[MicroBatch]) -> MicroBatch:
 
 
 def padded_length(batch: MicroBatch) -> int:
-    """L, at whose positions something is predicted; all pictures of a micro-batch have the same number of patches."""
+    """L, at whose positions something is predicted; all pictures or recordings have the same number."""
     for name in ("decoder_input_ids", "input_ids"):
         if name in batch.inputs:
             return batch.inputs[name].shape[1]
-    return batch.tokens // len(batch.inputs["pixel_values"])
+    return batch.tokens // len(next(iter(batch.inputs.values())))

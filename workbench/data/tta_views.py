@@ -30,6 +30,10 @@ from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import RowReader
 from workbench.data.labelled.text_reader import FieldTokenizer, TextReader, TokenRows
 from workbench.data.rows import excerpt
+from workbench.data.sound import sound_augmentation
+from workbench.data.sound.sound_format import SoundFormat
+from workbench.data.sound.sound_reader import Change as SoundChange
+from workbench.data.sound.sound_reader import SoundRows
 from workbench.data.text import rewriting
 from workbench.errors import ConfigError, DataError
 from workbench.schema import did_you_mean
@@ -298,7 +302,7 @@ def picture_views(config: TtaConfig, classes: ClassesConfig, *, example: Picture
     """Make the views of pictures that `config` names. Raises ConfigError: a view does not fit the rows, or the user's
     file is wrong. `example`: the picture of row 0; a user's function must return as many views of every picture as of
     this one."""
-    if reason := config.refusal(classes, pictures=True):
+    if reason := config.refusal(classes, rows="image"):
         raise ConfigError(reason)
     require_used(config)
     return [view for name in config.views for view in _named_picture_views(name, config, example)]
@@ -412,7 +416,40 @@ class _UserPictures:
         return ConfigError(f"{KEY}: views() of {self._path}, called with the picture of row {row}, {problem}.")
 
 
-SAMPLED = 500  # pictures that are looked at to see whether a view changes any
+@dataclass(frozen=True)
+class SoundView:
+    """A way to hear a recording once more."""
+
+    name: str
+    change: SoundChange
+
+    def rows(self, rows: LabelledSet, reader: RowReader) -> LabelledSet:
+        assert isinstance(rows.inputs, SoundRows)
+        return replace(rows, inputs=rows.inputs.seen(self.change))
+
+    def why_useless(self, rows: LabelledSet, changed: int) -> str:
+        return f"{'no other recording' if changed else 'no recording'} sounds different in it"
+
+    def outputs(self, outputs_NC: Floats) -> Floats:
+        """Outputs (or values) for rows in this view as those for the original rows: they are the same."""
+        return outputs_NC
+
+
+def sound_views(config: TtaConfig, classes: ClassesConfig, format: SoundFormat) -> list[SoundView]:
+    """Make the views of recordings that `config` names. Raises ConfigError: a view does not fit the rows."""
+    if reason := config.refusal(classes, rows="audio"):
+        raise ConfigError(reason)
+    require_used(config)
+    views = []
+    for seconds in config.delays if "delays" in config.views else ():
+        change = partial(sound_augmentation.shifted, format=format, seconds=seconds)
+        views.append(SoundView(f"delay {seconds:g} s", change))
+    for factor in config.speeds if "speeds" in config.views else ():
+        views.append(SoundView(f"speed {factor:g}", partial(sound_augmentation.at_speed, format=format, factor=factor)))
+    return views
+
+
+SAMPLED = 500  # pictures or recordings that are looked at to see whether a view changes any
 
 
 class RowView(Protocol):
@@ -437,6 +474,8 @@ def row_views(config: RunConfig, labels: Labels, rows: LabelledSet) -> Sequence[
     user's file is wrong. `rows`: a user's function must return as many views of every row as of the first one."""
     if isinstance(rows.inputs, PictureRows):
         return picture_views(config.tta, config.classes, example=rows.inputs.picture(0))
+    if isinstance(rows.inputs, SoundRows):
+        return sound_views(config.tta, config.classes, rows.inputs.format)
     return text_views(config.tta, config.classes, labels, seed=config.seed, example=rows.records[0])
 
 
@@ -447,7 +486,7 @@ def useful_views(views: Sequence[RowView], rows: LabelledSet, reader: RowReader)
     Returns:
         The views, and a sentence about each one that was left out.
     """
-    if isinstance(rows.inputs, PictureRows):
+    if isinstance(rows.inputs, PictureRows | SoundRows):
         rows = rows.subset(np.arange(0, len(rows), max(1, len(rows) // SAMPLED)))
     useless, reasons = [], []
     for view in views:

@@ -154,7 +154,7 @@ def _of_backbone(config: RunConfig, model: ModelConfig) -> _Origin:
     endings = _WITH_CLASSES.get(config.task.head)
     task = model_heads.of(config) if endings is None else ModelHead(config.task.head, seed=config.seed)
     headed = endings is None or any(name.endswith(endings) for name in hub.architectures or ())
-    tokenizer = None if config.reads_pictures else backbones.tokenizer(plain)
+    tokenizer = None if config.media else backbones.tokenizer(plain)
     return _Origin(model.id, plain, tokenizer, task, headed)
 
 
@@ -174,7 +174,7 @@ def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
                 f"cannot be merged: {reason}. {cure}"
             )
     name = f"the teacher {source.name}"
-    tokenizer = None if config.reads_pictures else source.tokenizer()
+    tokenizer = None if config.media else source.tokenizer()
     origin = replace(_of_backbone(config, source.model), name=name, tokenizer=tokenizer)
     trained = source.config
     if trained is None or source.parts or len(source.adapters) != 1:

@@ -18,10 +18,10 @@ from workbench.config.sections.basic_sections import ID
 from workbench.config.sections.classes_config import Kind
 from workbench.data import named_sets
 from workbench.data.batching import Indices, MicroBatch
-from workbench.data.images.picture_files import PictureFile
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Label, Labels
 from workbench.data.labelled.records import RowReader
+from workbench.data.stored_files import StoredFile
 from workbench.evaluation import chosen_metric, metrics
 from workbench.evaluation.forward_passes import ModelResults, over_rows
 from workbench.runs import units
@@ -245,7 +245,7 @@ def predictions_table(
         columns[ID] = columns["row"]
         if (named := reader.data.columns.get(ID)) is not None:
             cells = (record.row.columns.get(named) for record in rows.records)
-            columns[ID] = [cell.name if isinstance(cell, PictureFile) else str(cell) for cell in cells]
+            columns[ID] = [cell.name if isinstance(cell, StoredFile) else str(cell) for cell in cells]
         columns["label"] = [cell(label) for label in rows.labels]
         if any(digests := [record.digest for record in rows.records]):
             columns["digest"] = digests

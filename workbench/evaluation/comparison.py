@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Floats = npt.NDArray[np.float64]
-CONTENT = ("row", "prompt", "text", "rejected", "image", "reference", "label")
+CONTENT = ("row", "prompt", "text", "rejected", "image", "audio", "reference", "label")
 """Columns of a table of predictions that identify a row: its place and its content."""
 VERDICTS = {"1": 1, "2": 2, "0": 0}  # the first answer is better, the second one, neither
 

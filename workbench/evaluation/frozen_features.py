@@ -33,6 +33,7 @@ from workbench.data.images.picture_reader import PictureReader
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.records import RecordSource, RowInputs, RowReader
+from workbench.data.sound.sound_reader import SoundReader
 from workbench.errors import WorkbenchError
 from workbench.evaluation import simple_baseline
 from workbench.evaluation.classification_scores import OneHot
@@ -195,8 +196,9 @@ def are_known(model: ModelConfig, reader: RowReader, sets: Sequence[RowInputs]) 
 
 
 def _store(model: ModelConfig, reader: RowReader) -> DiskStore:
-    pictures = reader.format.facts if isinstance(reader, PictureReader) else None
-    facts = [FORMAT, backbones.file_digests(model), model.model_dump(), pictures]
+    seen = reader.format.facts if isinstance(reader, PictureReader) else None
+    heard = reader.format.saved() if isinstance(reader, SoundReader) else None
+    facts = [FORMAT, backbones.file_digests(model), model.model_dump(), seen or heard]
     return vector_store("features", facts, instead="evaluate.probe=0 and duplicates.features=null")
 
 

@@ -96,7 +96,7 @@ def suspect_table(table: pd.DataFrame) -> pd.DataFrame:
     label, and `score`, the probability that the label is right, below 0.5.
     """
     suggestions, names = suspects(table), class_names(table)
-    shown = table.loc[list(suggestions), [name for name in ("row", "text", "image", "label") if name in table]]
+    shown = table.loc[list(suggestions), [name for name in ("row", "text", "image", "audio", "label") if name in table]]
     if not suggestions:
         return shown.assign(suggested=shown["label"], self_confidence=[], score=[])
     p_NC = table[[f"p_{name}" for name in names]].to_numpy(np.float64)

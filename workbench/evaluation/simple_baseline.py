@@ -23,6 +23,7 @@ from workbench.data.images.picture_reader import PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import RowReader
+from workbench.data.sound.sound_reader import SoundRows
 from workbench.evaluation import chosen_metric, classification_scores, comparison
 from workbench.evaluation.classification_scores import OneHot
 from workbench.evaluation.comparison import PairedScore
@@ -34,6 +35,7 @@ WORK = 6_000_000  # characters of the training rows times classes that are read 
 LONGEST, PICTURE = 5000, 100  # characters of a text that are read; those that a picture takes as long as
 SIDE, COLOURS = 64, 8  # pixels of a side from which gradients are counted; bins of each colour channel
 TEXTS, PICTURES = "TF-IDF of words and letters", "gradient and colour histograms"
+SOUND = "a small picture of the spectrum"
 NUMBERS = "TF-IDF of words and letters and numbers of columns"
 SCORES: Mapping[Kind, str] = {"several": "micro_f1", "number": "rmse"}
 """The metric that compares models where `evaluate.metric` names none; else accuracy."""
@@ -113,7 +115,8 @@ def fit(
 ) -> Baseline:
     """What a linear model says of other rows that is fitted to at most so many training rows, of different labels;
     takes seconds. Texts: TF-IDF of words, pairs of words and parts of words, and standardised columns of the template
-    that are numbers; pictures: histograms of oriented gradients (Dalal and Triggs, 2005) and of colours."""
+    that are numbers; pictures: histograms of oriented gradients (Dalal and Triggs, 2005) and of colours; sound: the
+    spectrum as a picture of 32 x 16."""
     from sklearn.compose import make_column_transformer
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import make_pipeline
@@ -125,6 +128,13 @@ def fit(
     if isinstance(train.inputs, PictureRows):
         features, scale, strength = PICTURES, StandardScaler(), 0.01
         seen, asked = (np.stack([*map(picture_counts, each.inputs.arrays())]) for each in (train, others))
+    elif isinstance(train.inputs, SoundRows):
+        features, scale, strength = SOUND, StandardScaler(), 0.01
+        seen, asked = (
+            np.stack([spectrum_counts(each.inputs.picture(row)) for row in range(len(each))])
+            for each in (train, others)
+            if isinstance(each.inputs, SoundRows)
+        )
     else:
         features, scale, strength = TEXTS, text_features(), 1.0 if labels.kind == "number" else 10.0
         seen, asked = ([reader.describe(each)[:LONGEST] for each in rows.records] for rows in (train, others))
@@ -299,7 +309,7 @@ def in_check(
 def _affordable(labels: Labels, train: LabelledSet, reader: RowReader, *, fits: int = 1) -> int:
     """Training rows that so many fits read in a few seconds."""
     some = train.records[: len(train) : max(1, len(train) // 200)]
-    pictures = isinstance(train.inputs, PictureRows)
+    pictures = isinstance(train.inputs, PictureRows | SoundRows)
     length = PICTURE if pictures else np.mean([min(LONGEST, len(reader.describe(each))) for each in some])
     return min(MOST, len(train), int(WORK / (fits * max(1.0, float(length)) * len(labels.names))))
 
@@ -308,7 +318,7 @@ def fit_bytes(rows: LabelledSet) -> int:
     """Bytes that a fit to such training rows works in: of each coefficient some 30 numbers, as L-BFGS keeps its last
     ten steps and their gradients."""
     count = min(MOST, len(rows))
-    features = 2000 if isinstance(rows.inputs, PictureRows) else min(20_000, 8 * count) + 3 * count
+    features = 2000 if isinstance(rows.inputs, PictureRows | SoundRows) else min(20_000, 8 * count) + 3 * count
     return 30 * 8 * features * rows.targets_NC.shape[1] if count >= LEAST else 0
 
 
@@ -341,3 +351,9 @@ def picture_counts(picture_HW3: npt.NDArray[np.uint8]) -> NDArray[np.float32]:
     quarters = square.reshape(2, half, 2, half, 3).transpose(0, 2, 4, 1, 3).reshape(12, -1)
     colours = [np.histogram(each, COLOURS, (0, 256))[0] for each in quarters]
     return np.concatenate([np.ravel(gradients), np.sqrt(np.concatenate(colours) / half**2)]).astype(np.float32)
+
+
+def spectrum_counts(picture_HW3: npt.NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Brightness of a spectrum in 32 spans of time and 16 bands of frequencies."""
+    small_HW3 = np.asarray(cv2.resize(picture_HW3, (32, 16), interpolation=cv2.INTER_AREA))
+    return np.ravel(small_HW3.mean(2) / 255).astype(np.float32)

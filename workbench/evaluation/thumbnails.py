@@ -25,6 +25,7 @@ from workbench.data.images.picture_reader import PictureReader, PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import RecordSource, RowReader
+from workbench.data.sound.sound_reader import SoundReader, SoundRows
 from workbench.errors import DataError
 from workbench.evaluation import training_dynamics
 from workbench.evaluation.prediction_table import class_names, ranked
@@ -127,7 +128,8 @@ def write(
     near: LabelledSet | None = None,
     left_out: RecordSource | None = None,
 ) -> None:
-    """Write FILE into a run directory, where the rows are pictures; call it after dynamics.parquet is written.
+    """Write FILE into a run directory, where the rows are pictures, or sound, which is shown by its spectrum; call it
+    after dynamics.parquet is written.
 
     Args:
         table: Predictions of `rows`, in their order.
@@ -138,6 +140,10 @@ def write(
         near: Training rows that are near neighbours of others.
         left_out: Rows that were left out of training, since near-duplicates have another label.
     """
+    if isinstance(reader, SoundReader):
+        thumbnails = _spectra(reader, rows, table, first=first, train=train, near=near)
+        files.write_bytes(folder / FILE, _table(thumbnails))
+        return
     if not isinstance(reader, PictureReader):
         return
     thumbnails = [*of_rows(rows, reader, table, first=first), *as_trained(train, reader)]
@@ -151,8 +157,41 @@ def write(
     if model is not None:
         numbers = np.arange(len(rows)) if explain is None else np.asarray(explain)
         thumbnails += explained(model, rows.subset(numbers), reader, table.iloc[numbers])
+    files.write_bytes(folder / FILE, _table(thumbnails))
+
+
+def _table(thumbnails: Sequence[Thumbnail]) -> bytes:
     columns = list(Thumbnail.__dataclass_fields__)
-    files.write_bytes(folder / FILE, pd.DataFrame([vars(each) for each in thumbnails], columns=columns).to_parquet())
+    written: bytes = pd.DataFrame([vars(each) for each in thumbnails], columns=columns).to_parquet()
+    return written
+
+
+def _spectra(
+    reader: SoundReader,
+    rows: LabelledSet,
+    table: pd.DataFrame,
+    *,
+    first: Sequence[int],
+    train: LabelledSet,
+    near: LabelledSet | None,
+) -> list[Thumbnail]:
+    """Spectra of the rows that are worth looking at, of some training rows as they are heard in some epochs, and of
+    near neighbours."""
+
+    def drawn(of: LabelledSet, row: int, kind: Kind, caption: str = "", epoch: int | None = None) -> Thumbnail:
+        assert isinstance(of.inputs, SoundRows)
+        record = of.records[row]
+        spectrum = jpeg(of.inputs.picture(row, epoch=epoch))
+        return Thumbnail(record.place, reader.describe(record), kind, label_in_words(record.label), caption, spectrum)
+
+    thumbnails = [drawn(rows, row, "row") for row in chosen(table, first=first)]
+    for row in np.unique(np.linspace(0, len(train) - 1, TRAINED).round().astype(int)).tolist():
+        thumbnails.append(drawn(train, row, "trained", "prepared"))
+        if train.inputs.redrawn:
+            thumbnails += [drawn(train, row, "trained", f"epoch {epoch + 1}", epoch) for epoch in range(SHOWN_EPOCHS)]
+    shown = {each.row for each in thumbnails if each.kind == "row"}
+    others = range(0 if near is None else len(near))
+    return thumbnails + [drawn(near, row, "neighbour") for row in others if near and near.place(row) not in shown]
 
 
 def chosen(table: pd.DataFrame, *, first: Sequence[int] = (), most: int = MOST_ROWS) -> list[int]:

@@ -32,7 +32,7 @@ from workbench.config.model_heads import TEXT, ModelHead
 from workbench.config.sections.distill_config import TEACHER
 from workbench.data import starter
 from workbench.errors import BackboneError, WorkbenchError, out_of_memory
-from workbench.models import arriving_weights, attention_backend, pictures, weight_formats
+from workbench.models import arriving_weights, attention_backend, pictures, sounds, weight_formats
 from workbench.models.backbone_source import UNREACHABLE, require_whole, source_arguments, source_path
 from workbench.runs import provenance
 
@@ -257,7 +257,7 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, t
     """The backbone as `load` returns it, from its config.json alone: on the meta device, without values.
 
     Layers that will be quantised are bitsandbytes' layers with unpacked weights. `vocabulary`: tokens of the tokenizer;
-    ignored where the backbone reads pictures.
+    ignored where the backbone reads none.
     """
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
     with loading_errors(config, "config", "config.json"), torch.device("meta"):
@@ -269,7 +269,7 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, t
         )
     if not config.dropout:
         stock.without_dropout(model)
-    if not anatomy.reads_pictures(model):
+    if anatomy.reads_tokens(model):
         embedding = model.get_input_embeddings()
         assert isinstance(embedding, nn.Embedding)
         if config.new_tokens and vocabulary > embedding.num_embeddings:
@@ -439,6 +439,8 @@ def _prepared(model: PreTrainedModel, fresh: list[str], stored: torch.dtype, com
         weight_formats.compute_in(model, compute)
     if anatomy.reads_pictures(model):
         pictures.prepare(model, compute)
+    if anatomy.reads_sound(model):
+        sounds.prepare(model, compute)
     layers = [module for name in fresh for module in model.get_submodule(name).modules() if type(module) is nn.Linear]
     if layers and compute in weight_formats.HALVES:
         layers[-1].__class__ = weight_formats.OutputLinear

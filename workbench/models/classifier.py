@@ -20,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
+    MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    FeatureExtractionMixin,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -41,6 +43,9 @@ from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import RowReader
 from workbench.data.labelled.text_reader import TextReader
+from workbench.data.sound import sound_reader
+from workbench.data.sound.sound_format import SoundFormat
+from workbench.data.sound.sound_reader import SoundReader
 from workbench.errors import BackboneError, FileError
 from workbench.losses import r_drop
 from workbench.losses.class_losses import Objective
@@ -123,6 +128,8 @@ def first_tokens_read_packed(backbone: PreTrainedModel) -> bool:
 def reader_of_backbone(config: RunConfig) -> RowReader:
     """The reader of rows for the backbone that `config` names. Raises BackboneError: it cannot be found, or does not
     say how it reads pictures."""
+    if config.reads_sound:
+        return _sound_reader(config)
     if config.reads_pictures:
         hub = backbones.hub_config(config.model)
         return _picture_reader(config, hub, SavedFormat(picture_format(config.model, hub, size=config.image.size)))
@@ -131,6 +138,9 @@ def reader_of_backbone(config: RunConfig) -> RowReader:
 
 def reader_of_run(run: Path, config: RunConfig) -> RowReader:
     """The reader that the run at `run` used, from what it saved beside its adapter."""
+    if config.reads_sound:
+        known = sound_reader.saved_format(run / "adapter", backbones.hub_config(config.model).to_dict())
+        return SoundReader(known, config.data, config.classes, config.audio, config.rows_seed)
     if config.reads_pictures:
         return _picture_reader(config, backbones.hub_config(config.model), picture_reader.saved_format(run / "adapter"))
     return TextReader(exported.load_tokenizer(run, config), config.data, config.classes, config.duplicates)
@@ -149,7 +159,7 @@ def augmented_together(rows: LabelledSet, config: RunConfig, reader: RowReader) 
 
 def reader_file(config: RunConfig) -> str:
     """File beside the adapter from which `reader_of_run` makes the reader."""
-    return picture_reader.FILE if config.reads_pictures else "tokenizer.json"
+    return {"image": picture_reader.FILE, "audio": sound_reader.FILE}.get(config.data.format, "tokenizer.json")
 
 
 def picture_format(config: ModelConfig, hub: PretrainedConfig, *, size: int | None) -> PictureFormat:
@@ -169,6 +179,30 @@ def processor(config: ModelConfig) -> dict[str, Any]:
     except OSError:
         return {}
     return dict(processor_config)
+
+
+def sound_format(config: RunConfig) -> SoundFormat:
+    """The features that the backbone hears, of the length that `audio` says, or its files need."""
+    hub = backbones.hub_config(config.model)
+    try:
+        processor, _ = FeatureExtractionMixin.get_feature_extractor_dict(
+            source_path(config.model), **source_arguments(config.model)
+        )
+    except OSError:
+        processor = {}
+    try:
+        found = SoundFormat.read(processor, hub.to_dict(), type(hub), most=config.audio.max_seconds)
+    except BackboneError as error:
+        raise BackboneError(f"model.id={config.model.id}: {error}") from None
+    if found.seconds is not None:
+        return found
+    trained = [own.train for own in config.data.training_files.values()]
+    others = [*config.data.held_out_files.values(), *config.data.test_files.values()]
+    return replace(found, seconds=sound_reader.longest([*trained, *others], config.data, config.audio))
+
+
+def _sound_reader(config: RunConfig) -> SoundReader:
+    return SoundReader(sound_format(config), config.data, config.classes, config.audio, config.rows_seed)
 
 
 def _picture_reader(config: RunConfig, hub: PretrainedConfig, known: SavedFormat) -> PictureReader:
@@ -309,22 +343,40 @@ def task(labels: Labels, *, seed: int) -> ModelHead:
     return model_heads.classes(labels.names, seed=seed, problem=labels.problem)
 
 
+_FORMS: Mapping[str, Any] = {
+    "text": MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    "image": MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    "audio": MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING,
+}
+"""Backbones by what they read: `text`, or a `data.format` of files."""
+_WORDS: Mapping[str, tuple[str, str]] = {
+    "text": ("text", "an encoder of text"),
+    "image": ("pictures", "starter/vision or facebook/dinov2-small"),
+    "audio": ("sound", "starter/sound or facebook/hubert-base-ls960"),
+}
+"""What is read, and a backbone that reads it."""
+
+
 def require_known_form(config: RunConfig) -> None:
-    """Refuse, before a row is read, what the backbone cannot read. Raises BackboneError: it reads texts and not
-    pictures, or the other way round; ConfigError: it does not read pictures of `image.size`, or of the sizes of a
+    """Refuse, before a row is read, what the backbone cannot read. Raises BackboneError: it reads texts, pictures
+    or sound, and rows are others; ConfigError: it does not read pictures of `image.size`, or of the sizes of a
     curriculum."""
     hub, name = backbones.hub_config(config.model), f"model.id={config.model.id}"
-    reads_pictures = type(hub) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-    reads_text = type(hub) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-    if reads_pictures and not reads_text and not config.reads_pictures:
+    own = [kind for kind, mapping in _FORMS.items() if type(hub) in mapping]
+    wanted = config.data.format if config.media else "text"
+    if own and wanted not in own:
+        (what, _), (given, take) = _WORDS[own[0]], _WORDS[wanted]
+        if wanted == "text":
+            raise BackboneError(
+                f"{name}: {type(hub).__name__} reads {what}. Write data.format={own[0]}, or take another one."
+            )
+        cure = "leave data.format out" if own[0] == "text" else f"write data.format={own[0]}"
         raise BackboneError(
-            f"{name}: {type(hub).__name__} reads pictures. Write data.format=image, or take another one."
+            f"{name}: {type(hub).__name__} reads {what}, and data.format={wanted} gives it {given}. Take a backbone "
+            f"such as {take}, or {cure}."
         )
-    if reads_text and not reads_pictures and config.reads_pictures:
-        raise BackboneError(
-            f"{name}: {type(hub).__name__} reads text, and data.format=image gives it pictures. Take a backbone such "
-            "as starter/vision or facebook/dinov2-small, or leave data.format out."
-        )
+    if wanted == "audio":
+        return
     backbones.of_one_sequence(config.model, recipe=config.recipe, take="an encoder or a causal backbone")
     size, shrinks = config.image.size, config.image.augment.curriculum.resolution.start < 1
     if size is not None or shrinks:

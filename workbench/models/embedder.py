@@ -176,9 +176,9 @@ def require_known_form(config: RunConfig) -> None:
     the text."""
     hub = backbones.of_one_sequence(config.model, recipe="embed", take="an encoder or a causal backbone")
     model = backbones.skeleton(config.model, task=HIDDEN)
-    if anatomy.reads_pictures(model):
+    if not anatomy.reads_tokens(model):
         name = f"model.id={config.model.id}: {type(hub).__name__}"
-        raise BackboneError(f"{name} reads pictures, and recipe embed texts. Take another one.")
+        raise BackboneError(f"{name} reads no tokens, and recipe embed texts. Take another one.")
     width = anatomy.hidden_size(model.config)
     if large := [size for size in config.embed.sizes if size > width]:
         raise ConfigError(

@@ -159,7 +159,9 @@ class PictureProcessor:
             found = None
             if isinstance(self.image.folder, str) and folder is not None:
                 found = _finder(self.image.folder, folder)(value)
-            return found or picture_sources.picture_of(value, where, folder, KINDS[medium.kind].columns[-1])
+            return found or picture_sources.file_of(
+                value, where, folder, KINDS[medium.kind].columns[-1], picture_sources.PICTURE
+            )
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
 
@@ -332,4 +334,4 @@ def _stamp(path: str) -> str:
 
 @lru_cache(maxsize=4)
 def _finder(named: str, beside: Path) -> Any:
-    return picture_sources.finder(named, beside, "image")
+    return picture_sources.finder(named, beside, "image", picture_sources.PICTURE)

@@ -80,15 +80,7 @@ def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
             f"{type(model).__name__} reads pictures of {channels} channel{'s' * (channels != 1)}, and pictures have "
             f"{CHANNELS} here: red, green and blue, which are equal in a grey one. Take a backbone with num_channels=3."
         )
-    # Let batch normalisation use the statistics that it has, in training too; its factors and biases may train.
-    for module in model.modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, _Held):
-            # One subclass of the same name for all modules of a class: the compiler guards on it.
-            cls = type(module)
-            if cls not in _CLASSES:
-                _CLASSES[cls] = type(cls.__name__, (_Held, cls), {})
-            module.__class__ = _CLASSES[cls]
-            module.eval()
+    hold_batch_statistics(model)
     # Let no activation write over the product in front of it (Swin V2), which fused layers of adapters share.
     for module in model.modules():
         parts = list(module.children()) if isinstance(module, nn.Sequential) else []
@@ -98,6 +90,18 @@ def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
     picture_tower(model).register_forward_pre_hook(
         _Fit(compute, picture_size(model.config) if interpolates(model) else None, _layout(model)), with_kwargs=True
     )
+
+
+def hold_batch_statistics(model: nn.Module) -> None:
+    """Let batch normalisation use the statistics that it has, in training too; its factors and biases may train."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, _Held):
+            # One subclass of the same name for all modules of a class: the compiler guards on it.
+            cls = type(module)
+            if cls not in _CLASSES:
+                _CLASSES[cls] = type(cls.__name__, (_Held, cls), {})
+            module.__class__ = _CLASSES[cls]
+            module.eval()
 
 
 def _layout(model: nn.Module) -> torch.memory_format:

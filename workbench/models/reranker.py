@@ -73,9 +73,9 @@ def require_known_form(config: RunConfig) -> None:
     """Refuse, before a row is read, a backbone that does not read one text. Raises BackboneError: it reads pictures, is
     an encoder-decoder, or has no classification head."""
     hub = backbones.of_one_sequence(config.model, recipe="rerank", take="an encoder or a causal backbone")
-    if anatomy.reads_pictures(backbones.skeleton(config.model, task=model_heads.of(config))):
+    if not anatomy.reads_tokens(backbones.skeleton(config.model, task=model_heads.of(config))):
         name = f"model.id={config.model.id}: {type(hub).__name__}"
-        raise BackboneError(f"{name} reads pictures, and recipe rerank texts. Take another one.")
+        raise BackboneError(f"{name} reads no tokens, and recipe rerank texts. Take another one.")
 
 
 def make(

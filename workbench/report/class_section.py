@@ -193,7 +193,7 @@ def in_words(cell: Any) -> str:
 def _samples(run: RunRecord, table: pd.DataFrame, by: pd.Series, shown: Any) -> list[dict[str, Any]]:
     """The rows of the highest `by`, which `shown` puts in words."""
     near = neighbours(run)
-    title = "text" if "text" in table else "image"
+    title = next(name for name in ("text", "image", "audio") if name in table)
     return [
         {
             "row": table.at[at, "row"],

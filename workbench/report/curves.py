@@ -54,7 +54,7 @@ def of_run(run: RunRecord) -> list[Plot]:
     caption = f"At most {units.size(peak.max())} of {where} memory." if peak.notna().any() else ""
     series, axis = [Series("peak memory", step, floats(peak))], Axis(ticks="size", from_zero=True)
     plots.append(draw("Peak memory so far", series, x=STEP, y=axis, caption=caption))
-    return plots if run.reads_pictures else [*plots, _lengths(run)]  # all pictures are cut into as many patches
+    return plots if run.equally_long else [*plots, _lengths(run)]  # all pictures are cut into as many patches
 
 
 def of_runs(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Plot]:

@@ -173,7 +173,10 @@ def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
     if data.get("rows") and data.get("truncated", 0) / data["rows"] > 0.05:
         text = f"{units.percent(data['truncated'] / data['rows'])} of the training examples were cut"
         limit = record.config.get("data", {}).get("max_tokens")
-        text += f" at {limit:,} tokens. A larger data.max_tokens keeps them whole." if limit else "."
+        if record.equally_long:
+            text += " (audio.on_long=cut): their beginning was read."
+        else:
+            text += f" at {limit:,} tokens. A larger data.max_tokens keeps them whole." if limit else "."
         yield "warning", text
     if skipped := data.get("skipped"):
         rows = "1 row of the training file was" if skipped == 1 else f"{skipped:,} rows of the training file were"

@@ -209,7 +209,7 @@ def _cards(table: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Ca
     return [
         Card(
             picture=of_row.get(row.row),
-            name=_short(row.image),
+            name=_short(row.audio if "audio" in table else row.image),
             label=_begins(in_words(row.label)),
             predicted=_begins(in_words(row.predicted)),
             chance=f"off by {units.number(sure)}" if ranking.is_distance else f"{sure:.2f}",

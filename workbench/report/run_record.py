@@ -129,18 +129,27 @@ class RunRecord:
     @property
     def reads_pictures(self) -> bool:
         """Whether the rows are pictures, which a backbone cuts into patches instead of tokens."""
-        return bool(self.config.get("data", {}).get("format") == "image")
+        return self._format == "image"
+
+    @property
+    def equally_long(self) -> bool:
+        """Whether all rows are as many patches or positions, as pictures and recordings are."""
+        return self._format in ("image", "audio")
+
+    @property
+    def _format(self) -> str:
+        return str(self.config.get("data", {}).get("format"))
 
     @property
     def unit_of_length(self) -> str:
         """Plural of the unit that a page counts in: of what is seen, and a second."""
-        return "pictures" if self.reads_pictures else "tokens"
+        return {"image": "pictures", "audio": "recordings"}.get(self._format, "tokens")
 
     @property
     def tokens_of_unit(self) -> float:
         """The tokens of a unit: all pictures are cut into as many patches, which count as tokens."""
         rows = self.manifest.get("data", {}).get("train") or {}
-        return rows["tokens"] / rows["rows"] if self.reads_pictures and rows.get("rows") else 1
+        return rows["tokens"] / rows["rows"] if self.equally_long and rows.get("rows") else 1
 
     @property
     def labelled(self) -> pd.DataFrame:

@@ -341,7 +341,7 @@ class BankTrainer:
     def _cut(self, batches: Sequence[Indices], lengths: Sequence[Indices]) -> Iterator[list[OwnerRows]]:
         """Micro-batches of the members' rows that this process computes."""
         cut = partial(self.shares.cut, arrangement=self.arrangement, tokens=self.tokens)
-        return mixed_batches(batches, lengths, cut=cut, padded=not self.config.reads_pictures)
+        return mixed_batches(batches, lengths, cut=cut, padded=self.config.media is None)
 
     def _collated(self, rows: Sequence[EpochRows], *, then: Sequence[EpochRows]) -> JoinedRows:
         """A micro-batch; the thread goes on with the one of `then`."""

@@ -36,7 +36,7 @@ from workbench.data.batching import Indices
 from workbench.errors import BackboneError
 from workbench.models import forward_hooks
 from workbench.models.forward_hooks import hidden_of
-from workbench.training.freezing.layer_map import stack, trial_inputs
+from workbench.training.freezing.layer_map import stack
 
 
 class BlockCall(NamedTuple):
@@ -81,7 +81,7 @@ def survey(backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> list[Block
         stack.callback(backbone.train, training)
         for number, block in enumerate(blocks):
             stack.callback(block.register_forward_hook(partial(seen, number), with_kwargs=True).remove)
-        backbone(**trial_inputs(backbone))
+        backbone(**anatomy.trial_inputs(backbone))
     return [calls[number] for number in range(len(blocks))]
 
 
@@ -174,7 +174,7 @@ def always_computed(config: TrainingSections, backbone: PreTrainedModel) -> Iter
         BackboneError: No block can be skipped.
     """
     on = {"layer_drop": config.layer_drop.is_on, "regularise.stochastic_depth": config.regularise.stochastic_depth > 0}
-    keys = [key for key, is_on in on.items() if is_on] if config.reads_pictures else []
+    keys = [key for key, is_on in on.items() if is_on] if config.media else []
     for key in keys:
         calls = surveyed(backbone, [backbone.get_submodule(path) for path in stack(backbone)], key=key)
         if whole := sum(not each.adds for each in calls):

@@ -76,7 +76,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     _require_tokens(config, splits[0])
     optimizers.require(config, device=backbones.device())
     model = backbones.skeleton(config.model, task=task, trainable=isinstance(config.adapter, Full))
-    if not config.reads_pictures:
+    if config.media is None:
         _require_positions(config, splits, model)
     for key, require in (("packing", packing.require), ("shared_prefix", packing.require_shared_prefix)):
         if getattr(config.batch, key) is not True:
@@ -110,7 +110,7 @@ def _require_layers(config: TrainingSections, model: PreTrainedModel) -> None:
     if not config.by_block:
         return
     paths = stack(model)
-    if config.reads_pictures:  # text backbones cannot be called without weights
+    if config.media:  # text backbones cannot be called without weights
         layer_and_token_drop.middle(model, [model.get_submodule(path) for path in paths], config.token_drop)
         list(layer_and_token_drop.always_computed(config, model))
     progressive_stacking.require(config.grow, [model.get_submodule(path) for path in paths])

@@ -169,7 +169,7 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         return classifier.task(self.data.labels, seed=self.config.seed)
 
     def text(self, row: int) -> str:
-        return "" if self.config.reads_pictures else self.reader.describe(self.data.train.records[row])
+        return "" if self.config.media else self.reader.describe(self.data.train.records[row])
 
     def finish(self, more: Mapping[str, Any] | None = None) -> Scores:
         """See `SingleRun`. The start is what can be said without looking at a row: a fresh head says nothing."""

@@ -25,8 +25,11 @@ Row = str | dict[str, str]
 
 def require_texts(run: Path, config: RunConfig) -> None:
     """Raise ConfigError where requests could not hold the rows of a run."""
-    if config.reads_pictures:
-        raise ConfigError(f"{run}: it reads pictures, and requests hold text. `workbench predict` names their classes.")
+    if config.media:
+        raise ConfigError(
+            f"{run}: it reads rows with data.format={config.data.format}, and requests hold text. `workbench predict` "
+            "names their classes."
+        )
 
 
 def load(run: Path, config: RunConfig, name: str, created: int, *, queue: int) -> ClassModel:

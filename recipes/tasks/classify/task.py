@@ -27,6 +27,7 @@ from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels, alike
 from workbench.data.labelled.records import RecordSource, RowReader
 from workbench.data.labelled.text_reader import TextReader
+from workbench.data.sound.sound_reader import SoundRows
 from workbench.data.text.quality import cleaning
 from workbench.data.text.quality.rules import RowText
 from workbench.data.text.quality.survey import SourceRows
@@ -115,7 +116,7 @@ def notes(
         *unread(rows, *others),
         *(rows.contamination.sentences if rows.contamination else ()),
         *([rows.cleaning.sentence] if rows.cleaning else ()),
-        *cleaning.outlook(map(labelled_data.row_text, () if pictures else rows.records)),
+        *cleaning.outlook(map(labelled_data.row_text, () if config.media else rows.records)),
         *([one.format(*same)] if same else ()),
         *filter(None, [stratified_folds.several_in_one(labels.names).strip() if labels.kind == "one" else ""]),
         *unequal(rows, labels, config),
@@ -158,8 +159,15 @@ def stock_outputs(model: nn.Module, rows: LabelledSet) -> Floats:
         model: Of transformers, or called and configured like one.
     """
     config: Any = model.config
-    if isinstance(rows.inputs, PictureRows):
-        return classification_scores.predict_outputs(model, lambda batch: model(**batch.inputs).logits, rows)
+    if isinstance(rows.inputs, PictureRows | SoundRows):
+        dtype = getattr(model, "dtype", None)  # in which stock models for sound want their features
+
+        def seen(batch: MicroBatch) -> Tensor:
+            floats = {name: each.to(dtype) for name, each in batch.inputs.items() if each.is_floating_point()}
+            logits: Tensor = model(**{**batch.inputs, **floats}).logits
+            return logits
+
+        return classification_scores.predict_outputs(model, seen, rows)
     pad = config.get_text_config().pad_token_id
 
     def predict(batch: MicroBatch) -> Tensor:

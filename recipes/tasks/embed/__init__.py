@@ -13,7 +13,7 @@ OF_ROWS = ("sampling", "curriculum", "augment", "length_warm_up", "decontaminate
 
 
 def _check(config: RunSections) -> Iterator[str]:
-    if config.reads_pictures:
+    if config.media:
         return  # which has a sentence of its own
     yield from of_rows(
         config, cut="columns of text, cut on the right", why="compares the rows of a batch with each other"

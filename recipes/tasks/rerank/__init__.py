@@ -9,7 +9,7 @@ from workbench.recipes.tasks import embed
 
 
 def _check(config: RunSections) -> Iterator[str]:
-    if config.reads_pictures:
+    if config.media:
         return  # which has a sentence of its own
     yield from embed.of_rows(
         config,

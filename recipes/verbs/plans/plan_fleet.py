@@ -32,7 +32,7 @@ MakePlan = Callable[[RunConfig], Plan]
 """`plan.plan` with devices and memory given."""
 FEW = 2
 """Members of the first dry run but one, at least; it has at most twice as many."""
-_ROWS = {"recipe", "seed", "data", "model", "masking", "classes", "image"}
+_ROWS = {"recipe", "seed", "data", "model", "masking", "classes", "image", "audio"}
 """Sections on which the rows of a member depend."""
 
 

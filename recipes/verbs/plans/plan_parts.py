@@ -156,7 +156,7 @@ def one_after_another(config: RunConfig, reason: str) -> ConfigError:
 
 def _read_bytes(backbone: Backbone, held: Contents) -> int:
     """Bytes of weights that every micro-batch reads: all but an embedding that is no output head."""
-    if anatomy.reads_pictures(backbone.model):
+    if not anatomy.reads_tokens(backbone.model):
         return held.weight_bytes
     (embedding,) = backbone.model.get_input_embeddings().parameters(recurse=False)
     head = backbone.model.get_output_embeddings()

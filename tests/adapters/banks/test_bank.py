@@ -290,7 +290,7 @@ def test_a_bank_computes_only_for_somebody(llama: PreTrainedModel) -> None:
 
 
 def test_a_layer_that_chooses_among_tokens_is_refused() -> None:
-    routing = Routing(pictures=False)
+    routing = Routing(counted=True)
     routing.set([MemberRows("a", 2), MemberRows("b", 3)], length=4)
     assert list(routing.slices(torch.zeros(5, 4, 1))) == [("a", slice(0, 2)), ("b", slice(2, 5))]
     assert list(routing.slices(torch.zeros(20, 1))) == [("a", slice(0, 8)), ("b", slice(8, 20))]

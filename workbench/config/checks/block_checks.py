@@ -141,7 +141,7 @@ def _of_token_drop(config: RunSections) -> Iterator[tuple[str, str]]:
 def of_regularise(config: RunSections) -> Iterator[str]:
     """Contradictions to section `regularise`, one sentence for each."""
     section = config.regularise
-    yield from section.misfits(pictures=config.reads_pictures, cache=config.freeze.cache)
+    yield from section.misfits(words=config.media is None, cache=config.freeze.cache)
     if config.task.labelled:
         for key in ("label_smoothing", "z_loss"):
             if getattr(section, key):

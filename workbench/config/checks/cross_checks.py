@@ -94,7 +94,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from row_checks.of_fold(config)
     yield from _of_task(config)
     answers = [rule for rule in config.data.clean if rule in ANSWER_RULES]
-    if answers and not config.task.answers and not config.reads_pictures:
+    if answers and not config.task.answers and not config.media:
         yield (
             f"data.clean={', '.join(answers)} judges answers to prompts, and recipe={config.recipe} reads texts "
             "without any. Leave it out of data.clean."
@@ -239,9 +239,12 @@ def _of_task(config: RunSections) -> Iterator[str]:
     for name, recipes in config.sections_of_others.items():
         if config.differs(name):
             yield f"{name} is for recipe={'|'.join(recipes)}; recipe={config.recipe} has none. Leave {name} out."
-    if config.reads_pictures and not task.pictures:
-        able = task_facts.names(lambda each: each.pictures)
-        yield f"data.format=image is for recipe={able}|crossval; recipe={config.recipe} reads text. Leave it out."
+    if config.media and config.data.format not in task.media:
+        able = task_facts.names(lambda each: config.data.format in each.media)
+        yield (
+            f"data.format={config.data.format} is for recipe={able}|crossval; recipe={config.recipe} reads text. Leave "
+            "it out."
+        )
     if any(MARGIN in each.columns for each in config.data.training_files.values()) and not task.margins:
         able = task_facts.names(lambda each: each.margins)
         yield f"data.columns.margin is for recipe={able}; recipe={config.recipe} compares no answers. Leave it out."

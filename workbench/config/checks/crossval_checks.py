@@ -25,7 +25,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
             "on. Leave average out."
         )
     repeats = [rule for rule in data.clean if rule in DUPLICATE_RULES]
-    if repeats and not config.reads_pictures:
+    if repeats and not config.media:
         yield (
             f"data.clean={', '.join(repeats)}: recipe=crossval looks for duplicates itself, and knows their labels. "
             "Leave it out; duplicates.on_duplicate=keep_one does the same."

@@ -55,8 +55,8 @@ def unpackable(config: TrainingSections) -> Iterator[tuple[str, str]]:
     """
     if not config.task.packs:
         yield f"is for recipe={names(lambda task: task.packs)}, and recipe={config.recipe} trains on padded rows", ""
-    if config.reads_pictures:
-        yield "packs rows of text, and pictures have no padding", ""
+    if config.media:
+        yield f"packs rows of text, and rows with data.format={config.data.format} have no padding", ""
     if reason := config.adapter.facts.no_packing:
         yield f"does not go with adapter.method={config.adapter.method}: {reason}", "adapter.method=lora"
     if config.model.attention not in ("auto", "sdpa"):

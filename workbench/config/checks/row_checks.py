@@ -20,10 +20,10 @@ def of_curriculum(config: RunSections) -> Iterator[str]:
             "data.curriculum opens rows over a known number of steps, and budget alone ends the run. "
             "Write train.epochs or train.steps too."
         )
-    if config.reads_pictures and by == "length":
+    if config.media and by == "length":
         yield (
-            "data.curriculum.by=length: all pictures have as many patches. Write data.curriculum.by=column, or leave "
-            "data.curriculum out."
+            f"data.curriculum.by=length: all rows with data.format={config.data.format} are equally long. Write "
+            "data.curriculum.by=column, or leave data.curriculum out."
         )
     if (sampling := config.classes.sampling) not in ("auto", "none"):
         yield (
@@ -185,8 +185,8 @@ def of_streaming(config: RunSections) -> Iterator[str]:
     data = config.data
     if not data.streaming.on:
         return
-    if config.reads_pictures:
-        yield "data.streaming reads rows of text, not pictures. Leave data.streaming out."
+    if config.media:
+        yield f"data.streaming reads rows of text, and data.format={config.data.format} none. Leave data.streaming out."
     endless = [name for name, own in data.training_files.items() if own.limit is None]
     if data.sources and endless:
         yield f"data.streaming reads a part of each source. Write data.sources.{endless[0]}.limit=ROWS."
@@ -237,8 +237,9 @@ def of_augmentation(config: RunSections) -> Iterator[str]:
             f"data.augment rewrites texts that are read, and recipe={config.recipe} learns to write its texts: what it "
             "puts into them would be learnt. It is for recipe=classify|crossval. Leave data.augment out."
         )
-    elif config.reads_pictures:
-        yield "data.augment rewrites words, and rows with data.format=image have none. Write image.augment instead."
+    elif config.media:
+        name = config.data.format
+        yield f"data.augment rewrites words, and rows with data.format={name} have none. Write {name}.augment instead."
     elif config.classes.kind == "pair":
         yield (
             "data.augment makes one of two responses worse than it is, which may change which is better "

@@ -21,7 +21,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     for key in type(tta).model_fields if not task.labelled else ():
         if key not in _OF_WORDS and tta.differs(key):
             yield f"tta.{key}: is for rows with one label each. With {of} leave it out."
-    if task.labelled and (reason := tta.refusal(config.classes, pictures=config.reads_pictures)):
+    if task.labelled and (reason := tta.refusal(config.classes, rows=config.data.format if config.media else "text")):
         yield reason
     if config.over is not None and tta.keep is not None:
         yield "tta.keep: is for a run of one adapter. Leave it out; folds.keep=[tta] keeps views in folds."

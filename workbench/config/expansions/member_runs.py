@@ -52,6 +52,7 @@ _WHY = {
     "masking": f"the members are measured on the same hidden tokens. {_APART}",
     "prefer": f"the members are measured by one loss against one reference. {_APART}",
     "image": f"the members read the same pictures. {_APART}",
+    "audio": f"the members read the same recordings. {_APART}",
     "classes": f"the members read the same rows with the same labels. {_APART}",
     "batch.tokens_per_device": "it never changes the result. Leave it out of the {recipe}.",
     "batch.packing": "it never changes the result. Leave it out of the {recipe}.",
@@ -91,7 +92,7 @@ def refusal(config: RunSections, key: str, *, recipe: str, over: Mapping[str, An
     if isinstance(section, Section) and not rest and name in _ABLE:
         first = next(known for known in _known(config) if known.startswith(f"{name}."))
         return f"is a section. Name one of its keys, such as {first}."
-    if name == "image" and rest.partition(".")[0] in type(config.image).model_fields:
+    if name in ("image", "audio") and rest.partition(".")[0] in type(section).model_fields:
         return f"members cannot differ in {key}: {_WHY[name].format(recipe=recipe)}"
     if rest and (not isinstance(section, Section) or rest not in type(section).model_fields):
         own = [known for known in _known(config) if known.startswith(f"{name}.")]

@@ -50,6 +50,7 @@ RowFormat = Literal[
     "stepwise",
     "conversation_tree",
     "image",
+    "audio",
 ]
 FileKind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "txt", "conll", "label_first"]
 Checkpointing = bool | Literal["auto", "elementwise"] | Share
@@ -63,7 +64,8 @@ class ModelConfig(Section):
     """The pretrained backbone, and how its weights are held."""
 
     id: str = Field(default="starter", min_length=1)
-    """`starter` (shipped, 6 M parameters; `starter/vision` for pictures), a folder, or a Hugging Face hub id."""
+    """`starter` (shipped, 6 M parameters; `starter/vision` for pictures, `starter/sound` for speech), a folder, or a
+    Hugging Face hub id."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] = "auto"
@@ -163,9 +165,9 @@ class DataConfig(Section):
     test: str | dict[str, str] | None = None
     """A file that is scored once, at the end, or several by name, each with scores of its own."""
     format: RowFormat | FileKind = "auto"
-    """How a row is read. `auto` looks at its columns; `image`: a labelled picture, for a vision backbone. Or what a
-    file holds whose name does not tell, such as `tsv`; `label_first`: on each line a label, white space and a text,
-    such as `DESC:manner How did it end ?`, or `__label__spam Win now`."""
+    """How a row is read. `auto` looks at its columns; `image`: a labelled picture, for a vision backbone; `audio`: a
+    recording, for a backbone that hears. Or what a file holds whose name does not tell, such as `tsv`; `label_first`:
+    on each line a label, white space and a text, such as `DESC:manner How did it end ?`, or `__label__spam Win now`."""
     header: bool | None = None
     """Whether the first line of a csv or tsv file names the columns. false: they are numbered from 1, as in
     data.columns='{label: 1, text: 2}'. null: it names them."""

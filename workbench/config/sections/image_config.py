@@ -5,6 +5,7 @@ It is used where `data.format` is `image`; workbench/data/images/ carries it out
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
@@ -254,15 +255,32 @@ class AugmentConfig(ConsistentSection):
 Depth = Literal["auto", 8, 10, 12, 14, 16]
 
 
-class ImageConfig(Section):
+class MediaConfig(Section):
+    """Files that the rows hold in place of texts: where they stand."""
+
+    column: str
+    folder: str | dict[str, str] | None = None
+    """Folder, or zip or tar archive, of the files that a table names, with or without their suffix: from the table's
+    folder, or from here. {table: folder} where tables have files of their own, such as {train.csv: train_images,
+    test.csv: test_images}. null: `column` holds whole paths."""
+
+    @property
+    @abstractmethod
+    def changes(self) -> bool:
+        """Whether training rows are augmented."""
+
+    def folder_of(self, source: str) -> str | None:
+        """The folder of a table's files, which `folder` names by the table's path or name."""
+        if not isinstance(self.folder, dict):
+            return self.folder
+        return next((own for table, own in self.folder.items() if table in (source, PurePath(source).name)), None)
+
+
+class ImageConfig(MediaConfig):
     """Pictures: where they stand in a row, their size, what is done to them."""
 
     column: str = Field(default="image", min_length=1, coerce_numbers_to_str=True)
     """Column of a table that holds the picture: a path (from the table's folder), bytes, or both as `datasets` do."""
-    folder: str | dict[str, str] | None = None
-    """Folder, or zip or tar archive, of the pictures that a table names, with or without their suffix: from the table's
-    folder, or from here. {table: folder} where tables have pictures of their own, such as {train.csv: train_images,
-    test.csv: test_images}. null: `column` holds whole paths."""
     size: Annotated[Annotated[int, Field(ge=8)] | None, Unit("pixels")] = None
     """Side of the square that the model reads, in pixels; null: as the backbone was trained."""
     prepare: PrepareConfig = PrepareConfig()
@@ -278,8 +296,6 @@ class ImageConfig(Section):
     max_pixels: Annotated[PositiveInt, Unit("pixels")] = 100_000_000
     """Most pixels of a picture file; larger ones are refused before they are decoded (decompression bombs)."""
 
-    def folder_of(self, source: str) -> str | None:
-        """The folder of a table's pictures, which `folder` names by the table's path or name."""
-        if not isinstance(self.folder, dict):
-            return self.folder
-        return next((own for table, own in self.folder.items() if table in (source, PurePath(source).name)), None)
+    @property
+    def changes(self) -> bool:
+        return self.augment.is_on

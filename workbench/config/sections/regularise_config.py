@@ -50,11 +50,11 @@ class RegulariseConfig(Section):
         if self.r_drop:
             yield f"regularise.r_drop: two passes over each row, and {self.r_drop:g} times what they differ by."
 
-    def misfits(self, *, pictures: bool, cache: str) -> Iterator[str]:
+    def misfits(self, *, words: bool, cache: str) -> Iterator[str]:
         """Contradictions with the rest of a run, one sentence for each.
 
         Args:
-            pictures: Whether rows are pictures.
+            words: Whether rows are texts.
             cache: `freeze.cache`.
         """
         if self.noisy and cache in ("memory", "disk"):
@@ -62,5 +62,5 @@ class RegulariseConfig(Section):
                 f"freeze.cache={cache} keeps what frozen blocks give, and with regularise.neftune or stochastic_depth "
                 "they give something else each time. Write freeze.cache=off, or leave them out."
             )
-        if self.neftune is not None and pictures:
-            yield "regularise.neftune is noise on the embeddings of words, and pictures have none. Leave it out."
+        if self.neftune is not None and not words:
+            yield "regularise.neftune is noise on the embeddings of words, and these rows have none. Leave it out."

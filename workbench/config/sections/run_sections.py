@@ -14,6 +14,7 @@ from workbench.config import (
     task_facts,
 )
 from workbench.config.freeze_config import FreezeConfig
+from workbench.config.sections.audio_config import AudioConfig
 from workbench.config.sections.average_config import AverageConfig
 from workbench.config.sections.basic_sections import (
     BatchConfig,
@@ -33,7 +34,7 @@ from workbench.config.sections.embed_config import EmbedConfig, RerankConfig
 from workbench.config.sections.fleet_config import FleetConfig
 from workbench.config.sections.folds_config import DuplicatesConfig, EnsembleConfig, FoldsConfig
 from workbench.config.sections.grow_config import GrowConfig
-from workbench.config.sections.image_config import ImageConfig
+from workbench.config.sections.image_config import ImageConfig, MediaConfig
 from workbench.config.sections.layer_and_token_drop_config import LayerDropConfig, TokenDropConfig
 from workbench.config.sections.optimizer_config import OptimizerConfig
 from workbench.config.sections.prefer_config import PreferConfig
@@ -98,6 +99,7 @@ class CommonSections(Section):
     prefer: PreferConfig = PreferConfig()
     classes: ClassesConfig = ClassesConfig()
     image: ImageConfig = ImageConfig()
+    audio: AudioConfig = AudioConfig()
 
     @property
     def over(self) -> OverFacts | None:
@@ -150,6 +152,16 @@ class CommonSections(Section):
     def reads_pictures(self) -> bool:
         """Whether rows are labelled pictures rather than text."""
         return self.data.format == "image"
+
+    @property
+    def reads_sound(self) -> bool:
+        """Whether rows are recordings rather than text."""
+        return self.data.format == "audio"
+
+    @property
+    def media(self) -> MediaConfig | None:
+        """How files are read that rows hold in place of texts; None where rows are texts."""
+        return self.image if self.reads_pictures else self.audio if self.reads_sound else None
 
 
 class TrainingSections(CommonSections):

@@ -6,7 +6,7 @@ The work is in workbench/data/tta_views.py, workbench/crossval/tta.py and workbe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
@@ -30,14 +30,23 @@ ViewName = Literal[
     "scales",
     "rotations",
     "shifts",
+    "delays",
+    "speeds",
     "user",
 ]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Scale = Annotated[float, Field(ge=0.5, le=2)]
 Degrees = Annotated[float, Field(ge=-180, le=180)]
 
-PICTURES: tuple[ViewName, ...] = ("flip", "eight", "five_crops", "scales", "rotations", "shifts")
-"""Views of rows that are pictures; `user` is for both, all others for text."""
+PICTURES: tuple[ViewName, ...] = ("flip", "eight", "five_crops", "scales", "rotations", "shifts", "user")
+SOUND: tuple[ViewName, ...] = ("delays", "speeds")
+VIEWS_OF: Mapping[str, tuple[str, tuple[ViewName, ...]]] = {
+    "text": ("text", tuple(each for each in get_args(ViewName) if each not in {*PICTURES, *SOUND} - {"user"})),
+    "image": ("pictures", PICTURES),
+    "audio": ("sound", SOUND),
+}
+"""Views by what rows are, with its name: `text`, or the `data.format` of files."""
+_ROWS = {"text": "texts", "image": "pictures", "audio": "sound"}
 
 NOISY: tuple[ViewName, ...] = ("typos", "drop_words")
 WINDOWS: dict[ViewName, Literal["start", "end", "middle"]] = {"head": "start", "tail": "end", "middle": "middle"}
@@ -50,6 +59,8 @@ _SETTINGS: Mapping[str, ViewName] = {
     "scales": "scales",
     "rotations": "rotations",
     "shift": "shifts",
+    "delays": "delays",
+    "speeds": "speeds",
 }
 """The view that each setting is for."""
 
@@ -67,6 +78,8 @@ class TtaConfig(Section):
     Pictures: `flip` exchanges left and right; `eight`: the seven other symmetries of a square, by quarter turns and
     flips; `five_crops`: the corners and the centre; `scales`; `rotations`; `shifts` to the four sides; `user`.
 
+    Sound: `delays`, which let the recording begin earlier or later; `speeds`.
+
     A view that changes less than 1 % of the rows is left out, and refused where no other one is named.
     """
     copies: Annotated[PositiveInt, Unit("views")] = 1
@@ -83,6 +96,10 @@ class TtaConfig(Section):
     """For view `rotations`: degrees counter-clockwise about the centre."""
     shift: Share = 0.05
     """For view `shifts`: how far to each side, as a share of the picture's side."""
+    delays: Annotated[tuple[float, ...], Unit("seconds")] = (-0.05, 0.05)
+    """For view `delays`: seconds by which the recording begins later; below 0 it loses its beginning."""
+    speeds: tuple[Scale, ...] = (0.95, 1.05)
+    """For view `speeds`: how many times as fast the recording is; where the backbone reads waves, as high, too."""
     function: CodeFile | None = None
     """A Python file of yours. For view `user`, views(row: dict[str, str]) -> list[dict[str, str]] gets a row's columns
     and returns as many rows of every one, or views(picture: ndarray (H, W, 3)) -> list[ndarray] gets a picture of uint8
@@ -146,33 +163,34 @@ class TtaConfig(Section):
         return self
 
     def _plain_or_double(self) -> Iterator[str]:
-        """Views of pictures that are the picture itself, or the same as another one."""
+        """Views that are the row itself, or the same as another one."""
         if "flip" in self.views and "eight" in self.views:
             yield "view `eight` contains flip. Leave flip out of views."
-        for view, plain in (("scales", 1.0), ("rotations", 0.0)):
+        for view, plain in (("scales", 1.0), ("rotations", 0.0), ("delays", 0.0), ("speeds", 1.0)):
             values = getattr(self, view)
             if view in self.views and (not values or plain in values):
                 known = ", ".join(f"{each:g}" for each in values)
                 example = type(self).model_fields[view].default
-                yield f"{view}: [{known}] must name others than {plain:g}, the picture itself, such as {list(example)}."
+                yield f"{view}: [{known}] must name others than {plain:g}, the row itself, such as {list(example)}."
         quarters = [each for each in self.rotations if each and each % 90 == 0]
         if quarters and "eight" in self.views and "rotations" in self.views:
             yield f"view `eight` contains the rotation by {quarters[0]:g} degrees. Leave it out of rotations."
 
-    def refusal(self, classes: ClassesConfig, *, pictures: bool = False) -> str | None:
+    def refusal(self, classes: ClassesConfig, *, rows: str = "text") -> str | None:
         """Why these views do not go with these rows, and what to write; None where they do.
 
         Args:
-            pictures: Whether rows are pictures; they are texts otherwise.
+            rows: What rows are: `text`, or the `data.format` of files.
         """
-        wrong = ", ".join(name for name in self.views if name != "user" and (name in PICTURES) != pictures)
-        if wrong and pictures:
-            known = ", ".join((*PICTURES, "user"))
-            return f"tta.views names views of text ({wrong}), and rows are pictures. Views of pictures are {known}."
-        if wrong:
-            cure = "Leave them out, or read pictures by data.format=image."
-            return f"tta.views names views of pictures ({wrong}), and rows are texts. {cure}"
-        return (None if pictures else self._refusal_for_texts(classes)) or self._refusal_for_numbers(classes)
+        for kind, (what, own) in VIEWS_OF.items():
+            wrong = ", ".join(name for name in self.views if name in own and name != "user")
+            if wrong and kind != rows:
+                what_rows, known = VIEWS_OF[rows]
+                cure = f"Views of {what_rows} are {', '.join(known)}."
+                if rows == "text":
+                    cure = f"Leave them out, or read {what} by data.format={kind}."
+                return f"tta.views names views of {what} ({wrong}), and rows are {_ROWS[rows]}. {cure}"
+        return (self._refusal_for_texts(classes) if rows == "text" else None) or self._refusal_for_numbers(classes)
 
     def _refusal_for_texts(self, classes: ClassesConfig) -> str | None:
         if "swap" in self.views and classes.kind != "pair":

@@ -1,9 +1,9 @@
-"""Rows of pictures: class folders, zip and tar archives of them, idx files, and tables with a picture column.
+"""Rows of pictures or recordings: class folders, zip and tar archives of them, idx files, tables that name them.
 
 A folder `plants/` with `plants/fern/1.jpg` has the row {image: that file, label: "fern"}; folders inside a class folder
-belong to the class. An archive is read like the folder that it holds; `plants.zip/train` is its folder `train`.
-A folder without class folders has rows without labels, for predictions; so has a single picture. A tar archive must not
-be compressed, so that each picture can be read alone.
+belong to the class; so it is with recordings. An archive is read like the folder that it holds; `plants.zip/train` is
+its folder `train`. A folder without class folders has rows without labels, for predictions; so has a single picture. A
+tar archive must not be compressed, so that each file can be read alone.
 
 idx files are those that MNIST comes in: `NAME-images-idx3-ubyte` with its labels in `NAME-labels-idx1-ubyte` beside.
 Colours have a fourth dimension, `NAME-images-idx4-ubyte`. Both files may stand in a zip or tar archive.
@@ -28,10 +28,9 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-from PIL import Image
 
 from workbench.config import DataConfig
 from workbench.data import hub_datasets, rows
@@ -40,6 +39,7 @@ from workbench.data.images.picture_files import PictureFile, Pixels
 from workbench.data.labelled.labels import alike
 from workbench.data.rows import RawRow, excerpt, place
 from workbench.data.source_files import AS_NAMED, kind_of, local_path
+from workbench.data.stored_files import StoredFile
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
@@ -209,6 +209,31 @@ PICTURES = (
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".tga", ".ico"),
 )
 _UNREADABLE = (".svg", ".heic", ".heif")  # pictures all the same: decoding says how they are converted
+
+
+F = TypeVar("F", bound=StoredFile)
+
+
+@dataclass(frozen=True)
+class MediaKind(Generic[F]):
+    """What rows hold in place of texts."""
+
+    one: str
+    many: str
+    section: str
+    """Section of the configuration that says how they are read."""
+    suffixes: tuple[str, ...]
+    """Of files that can be read."""
+    unreadable: tuple[str, ...]
+    """Of files that are of this kind all the same: decoding says how they are converted."""
+    file: type[F]
+    looks_like: Callable[[bytes], bool]
+    """Whether bytes begin as a file of a usual kind does."""
+
+
+PICTURE = MediaKind(
+    "picture", "pictures", "image", PICTURES, _UNREADABLE, PictureFile, picture_files.looks_like_picture
+)
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 _SPLITS = (
     *("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"),
@@ -229,12 +254,12 @@ class _Tree:
     archive: Path | None = None  # the archive that holds it
     spans: Mapping[PurePosixPath, tuple[int, int]] = field(default_factory=dict)  # places of the files in a tar archive
 
-    def picture(self, file: PurePosixPath) -> PictureFile:
+    def stored(self, file: PurePosixPath, kind: MediaKind[F]) -> F:
         name = f"{self.name}/{file}"
         if isinstance(self.root, Path):
-            return PictureFile(name, self.root / file)
+            return kind.file(name, self.root / file)
         member = self.root / file
-        return PictureFile(name, self.archive, str(member), span=self.spans.get(member))
+        return kind.file(name, self.archive, str(member), span=self.spans.get(member))
 
     def below(self, folder: str) -> _Tree:
         """The tree of a folder directly below."""
@@ -261,8 +286,8 @@ def _is_tree(path: Path) -> bool:
     return not tables or len(tables) < len(seen)
 
 
-def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
-    """Yield the pictures of a folder or an archive, with their class folders as labels.
+def _tree_rows(path: Path, column: str, label: str, kind: MediaKind[Any]) -> Iterator[RawRow]:
+    """Yield the pictures or recordings of a folder or an archive, with their class folders as labels.
 
     Classes come in turn, the first picture of each by name and then the second ones, so that the first rows hold all
     classes as evenly as they can. Raises DataError: it holds no pictures, an empty class folder, two folders for one
@@ -285,42 +310,42 @@ def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
         if suffix in _TABLES:
             cure = "Name it to read its rows" if tree.archive is None else "Unpack the archive and name the table"
             raise DataError(
-                f"{tree.name}/{file}: a table beside pictures. {cure} (image.column holds the paths), or move it "
-                "elsewhere."
+                f"{tree.name}/{file}: a table beside {kind.many}. {cure} ({kind.section}.column holds the paths), or "
+                "move it elsewhere."
             )
         if suffix == ".arrow":
             raise DataError(
                 f"{tree.name}/{file}: a data set as `datasets` saves it. Write it as a table, "
                 'load_from_disk(FOLDER).to_parquet("rows.parquet"), and name that.'
             )
-        if suffix not in ("", *PICTURES, *_UNREADABLE):
-            strangers[file] = f"unknown kind of file `{suffix}` among pictures. Move it elsewhere."
+        if suffix not in ("", *kind.suffixes, *kind.unreadable):
+            strangers[file] = f"unknown kind of file `{suffix}` among {kind.many}. Move it elsewhere."
     tree = replace(tree, files=[file for file in tree.files if file not in strangers])
     loose = [file for file in loose if file not in strangers]
     if strangers and not tree.files:
         file, mistake = next(iter(strangers.items()))
         raise DataError(f"{tree.name}/{file}: {mistake}")
     if not tree.files and not classes:
-        raise DataError(f"{tree.name}: holds no pictures. Known: {', '.join(PICTURES)}.")
+        raise DataError(f"{tree.name}: holds no {kind.many}. Known: {', '.join(kind.suffixes)}.")
     if len(classes) > 1 and all(name.lower() in _SPLITS for name in classes):
         choices = " or ".join(f"{tree.name}/{name}" for name in classes)
         raise DataError(f"{tree.name}: holds several splits, {', '.join(classes)}. Name one: {choices}.")
     if classes and loose:
         raise DataError(
             f"{tree.name}: holds class folders ({', '.join(classes[:3])}) beside the loose file {loose[0]}. "
-            "Move loose pictures into the folder of their class, or elsewhere."
+            f"Move loose {kind.many} into the folder of their class, or elsewhere."
         )
     filled = {file.parts[0] for file in tree.files}
     if empty := [name for name in classes if name not in filled]:
-        raise DataError(f"{tree.name}/{empty[0]}: a class folder without pictures. Fill it, or remove it.")
+        raise DataError(f"{tree.name}/{empty[0]}: a class folder without {kind.many}. Fill it, or remove it.")
     if (same := alike(classes)) is not None:
         raise DataError(
             f"{tree.name}: the folders `{same[0]}` and `{same[1]}` differ only by case or spaces: one class or two? "
-            "Put all their pictures into one, or rename one."
+            f"Put all their {kind.many} into one, or rename one."
         )
     yield from (RawRow(f"{tree.name}/{file}", mistake=mistake) for file, mistake in strangers.items())
     files = sorted(tree.files, key=lambda file: file.parts)
-    if (masks := _masks(tree, classes)) is not None:
+    if kind is PICTURE and (masks := _masks(tree, classes)) is not None:
         raise DataError(
             f"{tree.name}/{masks[0]}: holds masks of the pictures in {' and '.join(masks[1:])} by its looks (the same "
             "names, few colours), and no class. Move it elsewhere."
@@ -329,8 +354,8 @@ def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
         own_files = [list(own) for _, own in itertools.groupby(files, key=lambda file: file.parts[0])]
         files = [file for turn in itertools.zip_longest(*own_files) for file in turn if file is not None]
     for file in files:
-        picture = tree.picture(file)
-        yield RawRow(picture.name, {column: picture} if not classes else {column: picture, label: file.parts[0]})
+        stored = tree.stored(file, kind)
+        yield RawRow(stored.name, {column: stored} if not classes else {column: stored, label: file.parts[0]})
 
 
 def _masks(tree: _Tree, classes: Sequence[str]) -> list[str] | None:
@@ -344,8 +369,8 @@ def _masks(tree: _Tree, classes: Sequence[str]) -> list[str] | None:
 
     def colours(name: str) -> int:
         if name not in marks:
-            picture = tree.picture(min(files_of[name])).decode(max_pixels=LARGEST)
-            marks[name] = len(np.unique(picture.reshape(-1, 3), axis=0))
+            file = tree.stored(min(files_of[name]), PICTURE)
+            marks[name] = len(np.unique(file.decode(max_pixels=LARGEST).reshape(-1, 3), axis=0))
         return marks[name]
 
     try:
@@ -439,10 +464,14 @@ LABEL = "label"  # column of the class that folders and idx files say
 
 
 def read_rows(
-    source: str, column: str = "image", folder: str | None = None, config: DataConfig = AS_NAMED
+    source: str,
+    column: str = "image",
+    folder: str | None = None,
+    config: DataConfig = AS_NAMED,
+    kind: MediaKind[Any] = PICTURE,
 ) -> Iterator[RawRow]:
-    """Yield the rows of a source of pictures; each has a `PictureFile` in `column`. Raises DataError: the source is
-    missing, holds no pictures, or does not say clearly which class they have.
+    """Yield the rows of a source of pictures or recordings; each has a `StoredFile` of its kind in `column`. Raises
+    DataError: the source is missing, holds none, or does not say clearly which class they have.
 
     Args:
         source: A folder, a zip or tar archive or a folder inside one, an idx file of images, a single picture, a table,
@@ -453,12 +482,12 @@ def read_rows(
         config: How tables are read, as `rows.read_rows` takes it.
     """
     path = _path(source)
-    if is_idx(path):
+    if kind is PICTURE and is_idx(path):
         yield from _idx_rows(path, column, LABEL)
     elif _is_tree(path):
-        yield from _tree_rows(path, column, LABEL)
-    elif _is_picture(path):
-        yield RawRow(str(path), {column: PictureFile(str(path), path)})
+        yield from _tree_rows(path, column, LABEL, kind)
+    elif _is_one(path, kind):
+        yield RawRow(str(path), {column: kind.file(str(path), path)})
     else:
         suffix = path.suffix.lower()
         if path.is_file() and suffix in _OTHER_ARCHIVES and kind_of(path) is None:
@@ -470,39 +499,45 @@ def read_rows(
         if not path.exists() and (suffix in ARCHIVES or (parent.name and parent.is_dir())):
             known = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
             raise DataError(f"{source}: no such file or folder.{nearest(path.name, known)}")
-        yield from _rows_of_table(source, path, column, folder, config)
+        yield from _rows_of_table(source, path, column, folder, config, kind)
 
 
-def require_classes(source: str, row: RawRow) -> None:
-    """Refuse a row that has no label: a picture alone, or one of a folder or an archive without class folders."""
+def require_classes(source: str, row: RawRow, kind: MediaKind[Any] = PICTURE) -> None:
+    """Refuse a row that has no label: a file alone, or one of a folder or an archive without class folders."""
     path = _path(source)
     if LABEL in row.columns:
         return
-    if _is_picture(path):
-        raise DataError(f"{source}: a single picture, which has no label. Name its folder.")
+    if _is_one(path, kind):
+        raise DataError(f"{source}: a single {kind.one}, which has no label. Name its folder.")
     if _is_tree(path):
         raise DataError(
-            f"{source}: holds pictures without class folders, so that they have no labels. Name the folder "
+            f"{source}: holds {kind.many} without class folders, so that they have no labels. Name the folder "
             "above, with a folder for each class, or a table of paths and labels."
         )
 
 
-def fingerprint(source: str, column: str = "image", folder: str | None = None, config: DataConfig = AS_NAMED) -> str:
+def fingerprint(
+    source: str,
+    column: str = "image",
+    folder: str | None = None,
+    config: DataConfig = AS_NAMED,
+    kind: MediaKind[Any] = PICTURE,
+) -> str:
     """Identify the content of all files of a source by SHA-256, with their names; of a hub data set, id@commit."""
     path = _path(source)
-    if is_idx(path):
+    if kind is PICTURE and is_idx(path):
         files = (content for each in (path, _renamed(path, "labels", 1)) if (content := _idx_file(each)))
         digests = (hashlib.sha256(_whole_bytes(each)).hexdigest() for each in files)
         return hashlib.sha256(" ".join(digests).encode()).hexdigest()
     hasher = hashlib.sha256()
-    if not _is_tree(path) and not _is_picture(path):
+    if not _is_tree(path) and not _is_one(path, kind):
         table = rows.fingerprint(source, config)
         if not os.path.exists(path):
             return table
         hasher.update(table.encode())
-    for row in read_rows(source, column, folder, config):
+    for row in read_rows(source, column, folder, config, kind):
         file = row.columns.get(column)
-        if isinstance(file, PictureFile) and (file.path is not None):
+        if isinstance(file, StoredFile) and (file.path is not None):
             hasher.update(f"{row.place}\0{row.columns.get(LABEL)}\0".encode())
             hasher.update(file.digest_or_fault())
     return hasher.hexdigest()
@@ -521,16 +556,18 @@ def _path(source: str) -> Path:
     return path
 
 
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in PICTURES and path.is_file()
+def _is_one(path: Path, kind: MediaKind[Any]) -> bool:
+    return path.suffix.lower() in kind.suffixes and path.is_file()
 
 
 _OTHER_ARCHIVES = (".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 
 
-def _rows_of_table(source: str, path: Path, column: str, named: str | None, config: DataConfig) -> Iterator[RawRow]:
+def _rows_of_table(
+    source: str, path: Path, column: str, named: str | None, config: DataConfig, kind: MediaKind[Any]
+) -> Iterator[RawRow]:
     folder = path if path.is_dir() else path.parent
-    find = None if named is None else finder(named, folder, column)
+    find = None if named is None else finder(named, folder, column, kind)
     on_hub = not os.path.exists(path) and hub_datasets.is_id(source)
     known: list[str] | None = None
     for row in rows.read_rows(source, config):
@@ -541,13 +578,13 @@ def _rows_of_table(source: str, path: Path, column: str, named: str | None, conf
             known = list(row.columns)
             if column not in known:
                 raise DataError(
-                    f"{source}: has no column `{column}` that holds pictures.{did_you_mean(column, known)} "
-                    "Write image.column with the name of the column."
+                    f"{source}: has no column `{column}` that holds {kind.many}.{did_you_mean(column, known)} "
+                    f"Write {kind.section}.column with the name of the column."
                 )
         try:
             cell = row.columns.get(column)
-            file = (None if find is None else find(cell)) or picture_of(
-                cell, row.place, None if on_hub else folder, column
+            file = (None if find is None else find(cell)) or file_of(
+                cell, row.place, None if on_hub else folder, column, kind
             )
         except DataError as error:
             yield RawRow(row.place, row.columns, str(error))
@@ -555,28 +592,29 @@ def _rows_of_table(source: str, path: Path, column: str, named: str | None, conf
             yield RawRow(row.place, {**row.columns, column: file})
 
 
-def finder(named: str, beside: Path, column: str) -> Callable[[Any], PictureFile | None]:
-    """What finds the picture of a cell that is a name in `image.folder`, with or without suffix; None for other cells.
-    A name that is several pictures, or none, is refused."""
+def finder(named: str, beside: Path, column: str, kind: MediaKind[F]) -> Callable[[Any], F | None]:
+    """What finds the file of a cell that is a name in `image.folder`, with or without suffix; None for other cells.
+    A name that is several files, or none, is refused."""
+    key, many = f"{kind.section}.folder", kind.many
     places = (beside / named, Path(named).expanduser())
     if (path := next((each for each in places if each.exists() or archive_of(each)), None)) is None:
         raise DataError(
-            f"image.folder: {named} is neither in {beside} nor in {Path.cwd()}. Write the folder, or the zip or tar "
-            "archive, that holds the pictures."
+            f"{key}: {named} is neither in {beside} nor in {Path.cwd()}. Write the folder, or the zip or tar "
+            f"archive, that holds the {many}."
         )
     if path.is_file() and archive_of(path) is None:
-        raise DataError(f"image.folder: {path} is a file. Write the folder that holds the pictures.")
+        raise DataError(f"{key}: {path} is a file. Write the folder that holds the {many}.")
     tree = _tree_of(path)
     while not any(len(file.parts) == 1 for file in tree.files) and (below := _only_folder(tree)) is not None:
         tree = below
-    pictures = sorted(file for file in tree.files if file.suffix.lower() in (*PICTURES, *_UNREADABLE))
+    pictures = sorted(file for file in tree.files if file.suffix.lower() in (*kind.suffixes, *kind.unreadable))
     if not pictures:
-        raise DataError(f"image.folder: {path} holds no pictures. Write the folder that does.")
+        raise DataError(f"{key}: {path} holds no {many}. Write the folder that does.")
     whole, by_stem = set(pictures), dict[str, list[PurePosixPath]]()
     for file in pictures:
         by_stem.setdefault(str(file.with_suffix("")), []).append(file)
 
-    def find(cell: Any) -> PictureFile | None:
+    def find(cell: Any) -> F | None:
         if isinstance(cell, int) and not isinstance(cell, bool):
             cell = str(cell)
         if not isinstance(cell, str) or not (name := cell.strip()) or len(name) > _LONGEST_SHOWN:
@@ -587,53 +625,52 @@ def finder(named: str, beside: Path, column: str) -> Callable[[Any], PictureFile
             return None
         if len(files) > 1:
             raise DataError(
-                f"`{column}`: {name} is {len(files)} pictures of {path}: {', '.join(map(str, files))}. Write the whole "
+                f"`{column}`: {name} is {len(files)} {many} of {path}: {', '.join(map(str, files))}. Write the whole "
                 "name of one."
             )
         if files:
-            return replace(tree.picture(files[0]), name=name)
-        if os.path.isabs(name) or (beside / name).is_file() or _of_text(name, column) is not None:
+            return replace(tree.stored(files[0], kind), name=name)
+        if os.path.isabs(name) or (beside / name).is_file() or _of_text(name, column, kind) is not None:
             return None
         some = ", ".join(map(str, pictures[:3]))
         raise DataError(
-            f"`{column}`: {path} has no picture {name}, with or without suffix; it has {some}. Correct the name, or "
-            "write image.folder with the folder that has it."
+            f"`{column}`: {path} has no {kind.one} {name}, with or without suffix; it has {some}. Correct the name, or "
+            f"write {key} with the folder that has it."
         )
 
     return find
 
 
-def picture_of(value: Any, place: str, folder: Path | None, column: str) -> PictureFile:
-    """The picture that a cell holds; a path is taken from `folder`. Raises DataError: it holds none, or a path that
-    leads to none."""
+def file_of(value: Any, place: str, folder: Path | None, column: str, kind: MediaKind[F]) -> F:
+    """The picture or recording that a cell holds; a path is taken from `folder`. Raises DataError: it holds none, or a
+    path that leads to none."""
     if isinstance(value, dict) and value.keys() <= {"bytes", "path"}:
         value = value.get("bytes") or value.get("path")
+    if (held := kind.file.from_cell(value, place)) is not None:
+        return held
     if isinstance(value, bytes):
-        return PictureFile(place, content=value)
-    if isinstance(value, Image.Image):
-        pixels = np.asarray(value.convert("RGB"))
-        return PictureFile(place, content=pixels.tobytes(), shape=pixels.shape)
+        return kind.file(place, content=value)
     if not isinstance(value, str | None):
-        raise DataError(f"`{column}` must be a path or the bytes of a picture file, found {excerpt(value)}.")
+        raise DataError(f"`{column}` must be a path or the bytes of a {kind.one} file, found {excerpt(value)}.")
     if not value or not value.strip():
-        raise DataError(f"`{column}` is empty: the row has no picture.")
+        raise DataError(f"`{column}` is empty: the row has no {kind.one}.")
     if value.lower().startswith(("http://", "https://")):
-        raise DataError(f"`{column}` is an address, {excerpt(value)}. Download the pictures, and write their paths.")
-    if (content := _of_text(value, column)) is not None:
-        return PictureFile(place, content=content)
+        raise DataError(f"`{column}` is an address, {excerpt(value)}. Download the {kind.many}, and write their paths.")
+    if (content := _of_text(value, column, kind)) is not None:
+        return kind.file(place, content=content)
     shown = value if len(value) <= _LONGEST_SHOWN else excerpt(value)
     if folder is None and not os.path.isabs(value):  # `datasets` names its downloaded files with their whole path
         raise DataError(f"`{column}` is the path {excerpt(value)}, which a data set on the hub does not bring along.")
     path = (folder or Path()) / os.path.expanduser(value.strip())
     try:
         if path.is_file():
-            return PictureFile(value.strip(), path)
-        kind = "is a folder" if path.is_dir() else "does not exist"
+            return kind.file(value.strip(), path)
+        fault = "is a folder" if path.is_dir() else "does not exist"
     except (OSError, ValueError):  # longer than a path may be, or with a sign that none has
-        raise DataError(f"`{column}`: {shown} is neither a path nor a picture in base64.") from None
+        raise DataError(f"`{column}`: {shown} is neither a path nor a {kind.one} in base64.") from None
     raise DataError(
-        f"`{column}`: {shown} {kind} ({folder or Path()}/{shown}). Paths are taken from the table's folder: write "
-        "image.folder=FOLDER where another one holds the pictures, or where names have no suffix."
+        f"`{column}`: {shown} {fault} ({folder or Path()}/{shown}). Paths are taken from the table's folder: write "
+        f"{kind.section}.folder=FOLDER where another one holds the {kind.many}, or where names have no suffix."
     )
 
 
@@ -641,14 +678,14 @@ _LONGEST_SHOWN = 200  # characters of a path that a message shows
 _DATA_URI = re.compile(r"data:(?P<kind>[^,]{0,200}),", re.IGNORECASE)
 
 
-def _of_text(value: str, column: str) -> bytes | None:
-    """The bytes of a picture that text holds as a data URI or in base64; None of other text. Raises DataError: a data
+def _of_text(value: str, column: str, kind: MediaKind[Any]) -> bytes | None:
+    """The bytes of a file that text holds as a data URI or in base64; None of other text. Raises DataError: a data
     URI that holds no base64."""
     uri = _DATA_URI.match(text := value.strip())
     if uri is None:
-        # Whether a picture begins is told by the first signs, so that a path costs nothing.
+        # Whether such a file begins is told by the first signs, so that a path costs nothing.
         start = _from_base64(text[:64])
-        content = _from_base64(text) if start is not None and picture_files.looks_like_picture(start) else None
+        content = _from_base64(text) if start is not None and kind.looks_like(start) else None
         return content if content is not None and len(content) > len(start or b"") else None
     content = _from_base64(text[uri.end() :]) if uri["kind"].lower().endswith(";base64") else None
     if content is None:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import cv2
 import numpy as np
@@ -37,6 +37,7 @@ from workbench.data.images import preparation
 from workbench.data.images.picture_files import NO_RANGES, PictureFile, ValueRanges
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.preparation import PictureStatistics
+from workbench.data.stored_files import StoredFile
 from workbench.errors import ConfigError, DataError, FileError
 from workbench.runs import files as whole_files
 from workbench.runs import units
@@ -169,9 +170,9 @@ TRIAL = 0.03  # seconds of such work that `auto` does in this process before it 
 
 @dataclass(frozen=True)
 class StoredPictures:
-    """Prepared pictures, in the order in which they were given."""
+    """Prepared pictures or recordings, in the order in which they were given."""
 
-    pixels: npt.NDArray[np.uint8]  # (N, H, W, 3), mapped from a file; black where a picture has a mistake
+    pixels: npt.NDArray[Any]  # of uint8 (N, H, W, 3), mapped from a file; black where a picture has a mistake
     mistakes: Mapping[int, str]  # why pictures cannot be read, by their index
     folder: Path
     decoded: int  # pictures that were decoded now; 0 where an earlier run had stored them
@@ -200,7 +201,41 @@ def store(
         ranges: Of the training rows, for pictures of more than 8 bits a value.
     """
     work = Work(Path(), 0, format, prepare, max_pixels, statistics, ranges)
-    path = folder / _fingerprint(files, work)
+    shape = (format.height, format.width, 3)
+    return keep(
+        files,
+        settings=_settings(work),
+        shape=shape,
+        descr="|u1",
+        fill=lambda path, offset: _filled(files, replace(work, path=path, offset=offset), workers),
+        folder=folder,
+        what=f"prepared pictures of {format.width} x {format.height} pixels",
+        cure="write a smaller image.size",
+    )
+
+
+def keep(
+    files: Sequence[StoredFile],
+    *,
+    settings: Sequence[object],
+    shape: tuple[int, ...],
+    descr: str,
+    fill: Callable[[Path, int], Mistakes],
+    folder: Path,
+    what: str,
+    cure: str,
+) -> StoredPictures:
+    """What files become, or find it as an earlier run stored it in `folder`. Raises FileError: the store cannot be
+    written.
+
+    Args:
+        settings: All that the result depends on besides the files.
+        shape: Of the numbers of a file.
+        descr: Their type, as NumPy writes it.
+        fill: Writes the numbers of all files to their places in the file at a path, from an offset in bytes.
+        what: The rows in words, and `cure` what makes them smaller, for messages.
+    """
+    path = folder / _fingerprint(files, settings)
     if (cached := _opened(path, files)) is not None:
         return cached
     lock = path.with_suffix(".lock")
@@ -211,17 +246,22 @@ def store(
             shutil.rmtree(unfinished, ignore_errors=True)
         if (cached := _opened(path, files)) is not None:  # another process made it meanwhile
             return cached
-        needed = len(files) * format.height * format.width * 3
+        needed = len(files) * math.prod(shape) * np.dtype(descr).itemsize
         make_room(folder, needed)
         free = shutil.disk_usage(folder).free
         if needed > free:
             raise FileError(
-                f"{folder}: {len(files):,} prepared pictures of {format.width} x {format.height} pixels take "
-                f"{units.size(needed)}, and {units.size(free)} are free. Set WORKBENCH_CACHE to a folder on a larger "
-                "disk, or write a smaller image.size."
+                f"{folder}: {len(files):,} {what} take {units.size(needed)}, and {units.size(free)} are free. Set "
+                f"WORKBENCH_CACHE to a folder on a larger disk, or {cure}."
             )
         with whole_files.new_folder(path, durable=False) as aside:  # `_read` compares the checksum
-            mistakes = _write(files, work, aside / _PIXELS, workers)
+            with (aside / _PIXELS).open("wb") as numbers:
+                header = {"descr": descr, "fortran_order": False, "shape": (len(files), *shape)}
+                np.lib.format.write_array_header_1_0(numbers, header)
+                offset = numbers.tell()
+                if files:  # a disk that is too full fails here, not after hours
+                    os.posix_fallocate(numbers.fileno(), offset, needed)
+            mistakes = fill(aside / _PIXELS, offset)
             index = {"mistakes": list(mistakes.items()), "checksum": _checksum(aside / _PIXELS)}
             (aside / _INDEX).write_text(json.dumps(index), encoding="utf-8")
         if (written := _opened(path, files, known_whole=True)) is None:
@@ -232,8 +272,8 @@ def store(
 _PIXELS, _INDEX = "pixels.npy", "index.json"
 
 
-def _fingerprint(files: Sequence[PictureFile], work: Work) -> str:
-    """A name for what prepared pictures depend on: contents, settings, and versions of the libraries."""
+def _settings(work: Work) -> list[object]:
+    """What prepared pictures depend on besides their files: settings, and versions of the libraries."""
     format, prepare = asdict(work.format), work.prepare
     # Pixels are stored before normalisation; its mean is the border's colour.
     del format["std"]
@@ -241,14 +281,18 @@ def _fingerprint(files: Sequence[PictureFile], work: Work) -> str:
         del format["mean"]
     statistics = work.statistics if prepare.standardise == "data" else None
     versions = (VERSION, PIL.__version__, cv2.__version__)
-    settings = [versions, format, prepare.model_dump(), work.max_pixels, statistics, work.ranges]
+    return [versions, format, prepare.model_dump(), work.max_pixels, statistics, work.ranges]
+
+
+def _fingerprint(files: Sequence[StoredFile], settings: Sequence[object]) -> str:
+    """A name for what stored rows depend on."""
     hasher = hashlib.sha256(json.dumps(settings, default=str).encode())
     for file in files:
         hasher.update(file.digest_or_fault())
     return hasher.hexdigest()[:32]
 
 
-def _opened(path: Path, files: Sequence[PictureFile], *, known_whole: bool = False) -> StoredPictures | None:
+def _opened(path: Path, files: Sequence[StoredFile], *, known_whole: bool = False) -> StoredPictures | None:
     """A store that is whole, in use from now on; None where there is none, or one that somebody damaged."""
     if not path.exists():
         return None
@@ -261,7 +305,7 @@ def _opened(path: Path, files: Sequence[PictureFile], *, known_whole: bool = Fal
     return pictures
 
 
-def _read(path: Path, files: Sequence[PictureFile], *, known_whole: bool) -> StoredPictures | None:
+def _read(path: Path, files: Sequence[StoredFile], *, known_whole: bool) -> StoredPictures | None:
     try:
         index = json.loads((path / _INDEX).read_text(encoding="utf-8"))
         if not known_whole and _checksum(path / _PIXELS) != index["checksum"]:
@@ -287,14 +331,8 @@ def _checksum(path: Path) -> int:
     return zlib.crc32(np.asarray(block_checksums, np.uint32).tobytes())
 
 
-def _write(files: Sequence[PictureFile], work: Work, path: Path, workers: int | Literal["auto"]) -> Mistakes:
+def _filled(files: Sequence[PictureFile], work: Work, workers: int | Literal["auto"]) -> Mistakes:
     """Fill the file of pixels; returns the mistakes."""
-    shape = (len(files), work.format.height, work.format.width, 3)
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        work = replace(work, path=path, offset=file.tell())
-        if files:  # a disk that is too full fails here, not after hours
-            os.posix_fallocate(file.fileno(), work.offset, math.prod(shape))
     if workers == 0 or (workers == "auto" and CORES < 2):
         return fill(range(len(files)), files, work)
     mistakes: Mistakes = {}

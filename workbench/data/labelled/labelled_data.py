@@ -345,7 +345,7 @@ def separate(
     trains: dict[str, RecordSource], sets: Mapping[str, RecordSource], config: RunConfig, find: leaks.Find
 ) -> tuple[dict[str, RecordSource], dict[str, Copies]]:
     """See `leaks.separate`; refuses what leaves a class without rows."""
-    but = "" if config.reads_pictures else " but for case and punctuation"  # pictures are equal whole
+    but = "" if config.media else " but for case and punctuation"  # pictures are equal whole
     kept, copies = leaks.separate(trains, sets, find, action=config.data.overlap, but=but)
     for name, train in trains.items():
         require_kept(train, kept[name], sets)
@@ -434,8 +434,8 @@ def cleaned(
         return dict(trains), None
     read = [(train.name, map(row_text, train.records)) for train in trains.values()]
     repeats = None
-    if config.reads_pictures:
-        # Pictures that repeat an earlier one, in the rows of all sources one after another.
+    if config.media:
+        # Pictures and recordings that repeat an earlier one, in the rows of all sources one after another.
         every = [record for train in trains.values() for record in train.records]
         rows, keys = list(map(row_text, every)), [record.key for record in every]
         repeats = cleaning.duplicate_flags(

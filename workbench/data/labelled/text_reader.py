@@ -359,7 +359,7 @@ def require_readable(config: RunConfig, limit: int | None) -> None:
     Args:
         limit: Rows of each file to read, which are not split then.
     """
-    if config.reads_pictures:
+    if config.media:
         return
     # Texts are read without their tokens.
     reader = TextReader(cast(Any, None), config.data, config.classes, config.duplicates)

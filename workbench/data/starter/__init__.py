@@ -1,4 +1,4 @@
-"""The shipped backbones (a 6 M-parameter Llama, and a ViT in `vision`) and data sets: a first run needs no network."""
+"""The shipped backbones (a 6 M-parameter Llama, a ViT in `vision`, a Whisper in `sound`) and data sets: a first run needs no network."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ LIBRARIES = {"peft": "peft", "gguf": "gguf", "ollama": "gguf", "onnx": "onnx"}
 """Libraries by which the hub loads what a target writes; transformers for the others."""
 PIPELINES = {"text": "text-generation", "masked": "fill-mask", "classes": "text-classification",
              "tokens": "token-classification", "hidden": "sentence-similarity"}  # fmt: skip
+_OF_MEDIA = {"image": "image-classification", "audio": "audio-classification"}
 QUANTISED_COLUMNS = ("", "float32", "quantised", "gain")
 _ENDS = ("low", "high")
 
@@ -119,7 +120,7 @@ def _front_matter(values: Mapping[str, Any], scores: Mapping[str, Any], facts: C
     model = values["model"]["id"]
     front_matter: dict[str, Any] = {
         "library_name": LIBRARIES.get(facts.target, "transformers"),
-        "pipeline_tag": "image-classification" if facts.pictures else PIPELINES[facts.head],
+        "pipeline_tag": _OF_MEDIA.get(values["data"].get("format", "")) or PIPELINES[facts.head],
         "tags": ["peft-workbench", values["recipe"], str(values["adapter"]["method"])],
     }
     if model.count("/") == 1 and not Path(starter.resolve(model)).expanduser().exists():  # on the hub

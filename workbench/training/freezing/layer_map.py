@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
@@ -73,20 +73,11 @@ def survey(backbone: PreTrainedModel, *, needed: bool = True) -> LayerMap:
     settings = {"use_cache": False} if backbone.can_generate() else {}
     try:
         with torch.no_grad():
-            backbone(**trial_inputs(backbone), **settings)
+            backbone(**anatomy.trial_inputs(backbone), **settings)
     finally:
         for handle in handles:
             handle.remove()
     return LayerMap(tuple(blocks), {name: behind + 1 for name, behind in first.items() if behind})
-
-
-def trial_inputs(backbone: PreTrainedModel) -> dict[str, Tensor]:
-    """A short row, or a picture of the backbone's own size."""
-    if anatomy.reads_pictures(backbone):
-        blank_13HW = anatomy.blank_picture(backbone)
-        return {"pixel_values": torch.linspace(-1, 1, blank_13HW.numel()).to(blank_13HW).view_as(blank_13HW)}
-    tokens_BL = torch.arange(2, 9, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
-    return {"input_ids": tokens_BL}
 
 
 def stack(backbone: PreTrainedModel) -> list[str]:

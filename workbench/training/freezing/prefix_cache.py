@@ -39,7 +39,7 @@ from workbench.training.distributed import zero_offload
 from workbench.training.freezing.cached_prefix import CachedPrefix, UnpaddedRows, parts, reader, rows_of
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.hidden_state_store import DiskStore, HiddenStateStore, MemoryStore, fingerprint
-from workbench.training.freezing.layer_map import stack, trial_inputs
+from workbench.training.freezing.layer_map import stack
 
 CPU_TOKENS = 1024
 """Padded tokens of a batch on a CPU, where larger batches are not faster."""
@@ -303,7 +303,7 @@ def refusal(backbone: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: in
 def _refusal_of_trial(backbone: PreTrainedModel, blocks: Sequence[nn.Module], depth: int) -> str | None:
     """`refusal`, from a trial with a few tokens or a picture."""
     family = type(backbone).__name__
-    inputs = trial_inputs(backbone)
+    inputs = anatomy.trial_inputs(backbone)
     seen: list[tuple[int, Any]] = []
     hooks = [
         block.register_forward_hook(lambda _, __, output, number=number: seen.append((number, output)))
@@ -535,6 +535,8 @@ def _changing(config: TrainingSections) -> str | None:
     """The setting that changes rows from epoch to epoch; None where there is none."""
     if config.reads_pictures and config.image.augment != AugmentConfig():
         return "image.augment"
+    if config.reads_sound and config.audio.augment.is_on:
+        return "audio.augment"
     if config.data.augment.is_on:
         return "data.augment"
     if config.data.length_warm_up.start is not None:

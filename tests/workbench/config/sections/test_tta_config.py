@@ -36,7 +36,7 @@ def test_off_by_default_and_whatever_else_is_set() -> None:
         ({"views": ["flip", "eight"]}, "Leave flip out of views"),
         ({"views": ["flip"], "crop": 0.5}, "Add five_crops to views, or leave crop out"),
         ({"views": ["flip"], "rotations": [5]}, "Add rotations to views"),
-        ({"views": ["scales"], "scales": [1, 1.1]}, "must name others than 1, the picture itself, such as"),
+        ({"views": ["scales"], "scales": [1, 1.1]}, "must name others than 1, the row itself, such as"),
         ({"views": ["rotations"], "rotations": []}, "must name others than 0"),
         ({"views": ["scales"], "scales": [1.1, 1.1]}, "duplicate entry 1.1"),
         ({"views": ["eight", "rotations"], "rotations": [-90]}, "contains the rotation by -90 degrees"),
@@ -66,22 +66,24 @@ def test_views_that_do_not_go_with_the_rows(values: dict[str, Any], classes: dic
 
 
 @pytest.mark.parametrize(
-    ("values", "pictures", "wanted"),
+    ("values", "rows", "wanted"),
     [
-        ({"views": ["flip"]}, False, "views of pictures (flip), and rows are texts. Leave them out"),
-        ({"views": ["lower", "user"], "function": "mine.py"}, True, "views of text (lower), and rows are pictures"),
-        ({"views": ["flip"], "merge": "vote"}, None, "Write tta.merge=mean"),
+        ({"views": ["flip"]}, "text", "views of pictures (flip), and rows are texts. Leave them out"),
+        ({"views": ["lower", "user"], "function": "mine.py"}, "image", "views of text (lower), and rows are pictures"),
+        ({"views": ["flip"], "merge": "vote"}, "image", "Write tta.merge=mean"),
+        ({"views": ["speeds"]}, "image", "views of sound (speeds), and rows are pictures"),
+        ({"views": ["lower"]}, "audio", "Views of sound are delays, speeds"),
     ],
 )
-def test_views_of_texts_and_of_pictures(values: dict[str, Any], pictures: bool | None, wanted: str) -> None:
-    classes = ClassesConfig(kind="one" if pictures is not None else "number")
-    found = TtaConfig.model_validate(values).refusal(classes, pictures=pictures is not False)
+def test_views_of_texts_and_of_pictures(values: dict[str, Any], rows: str, wanted: str) -> None:
+    classes = ClassesConfig(kind="number" if "merge" in values else "one")
+    found = TtaConfig.model_validate(values).refusal(classes, rows=rows)
     assert found is not None and wanted in found
 
 
 def test_settings_of_texts_say_nothing_of_pictures() -> None:
     config = TtaConfig.model_validate({"views": ["eight", "five_crops", "user"], "function": "mine.py"})
-    assert config.refusal(ClassesConfig(keep="end"), pictures=True) is None
+    assert config.refusal(ClassesConfig(keep="end"), rows="image") is None
 
 
 def test_views_that_go_with_the_rows() -> None:

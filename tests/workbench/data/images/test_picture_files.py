@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.workbench.data.images.pictures import encoded, photograph
-from workbench.data.images import picture_files
+from workbench.data import stored_files
 from workbench.data.images.picture_files import PictureFile
 from workbench.errors import DataError
 
@@ -102,7 +102,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 def test_what_unpacks_to_more_than_a_picture_takes_is_not_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(picture_files, "MOST_BYTES", 5000)
+    monkeypatch.setattr(stored_files, "MOST_BYTES", 5000)
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("1.png", bytes(5000))
         archive.writestr("2.png", bytes(5001))
@@ -111,5 +111,5 @@ def test_what_unpacks_to_more_than_a_picture_takes_is_not_unpacked(
     bombs = [PictureFile("2.png", tmp_path / "a.zip", "2.png"), PictureFile("2.png", tmp_path / "2.png"),
              PictureFile("2.png", tmp_path / "2.png", "2.png", span=(0, 5001))]  # fmt: skip
     for bomb in bombs:
-        with pytest.raises(DataError, match=r"2\.png: cannot be read \(it has 5.0 kB, more than a picture takes"):
+        with pytest.raises(DataError, match=r"2\.png: cannot be read \(it has 5.0 kB, more than a row may take"):
             bomb.read()
