@@ -19,6 +19,7 @@ from transformers import (
     BertConfig,
     LlamaConfig,
     LlavaConfig,
+    MoonshineConfig,
     PretrainedConfig,
     PreTrainedTokenizerBase,
     Qwen3_5Config,
@@ -92,7 +93,11 @@ def test_the_architecture_and_the_task_decide_the_class(task: ModelHead, config:
         (TEXT, ViTConfig(), "no causal language model. .* AutoModelForCausalLM or AutoModelForImageTextToText loads"),
         (TEXT, WhisperConfig(), "WhisperConfig has no sequence-to-sequence language model"),
         (MASKED, LlamaConfig(), "LlamaConfig has no masked language model. .* AutoModelForMaskedLM loads"),
-        (INTENTS, WhisperConfig(), "no classification head. .*SequenceClassification or AutoModelForImage"),
+        (
+            INTENTS,
+            MoonshineConfig(),
+            "no classification head. .* or AutoModelForAudioClassification",
+        ),
     ],
 )
 def test_an_architecture_without_that_head_is_refused(task: ModelHead, config: PretrainedConfig, cure: str) -> None:

@@ -1,4 +1,7 @@
-"""The shipped backbones (a 6 M-parameter Llama, a ViT in `vision`, a Whisper in `sound`) and data sets: a first run needs no network."""
+"""The shipped backbones and data sets: a first run needs no network.
+
+A Llama of 6 M parameters, a ViT in `vision` and a Whisper in `sound`.
+"""
 
 from __future__ import annotations
 
