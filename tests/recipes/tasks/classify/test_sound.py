@@ -126,7 +126,7 @@ def test_a_stopped_run_goes_on_bit_by_bit(train: Train, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_folds_by_speaker_with_views_in_a_bank(train: Train, rows: Path) -> None:
-    words = ["folds={count: 4, by: [group], group: speaker}", "tta={views: [delays, speeds]}"]
+    words = ["data.ignore=[]", "folds={k: 4, group: speaker}", "tta={views: [delays, speeds]}"]
     run = train("folds", *words, recipe="crossval")
     table, speakers = pd.read_parquet(run / "out_of_fold.parquet"), pd.read_csv(rows)["speaker"]
     assert (
