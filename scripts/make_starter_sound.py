@@ -63,7 +63,7 @@ class Speaker:
     """The library eSpeak NG, which returns samples instead of playing them."""
 
     def __init__(self) -> None:
-        import espeakng_loader
+        import espeakng_loader  # type: ignore[import-not-found, unused-ignore]
 
         self.library = ctypes.CDLL(espeakng_loader.get_library_path())
         self.rate = self.library.espeak_Initialize(2, 500, str(espeakng_loader.get_data_path()).encode(), 0)
@@ -94,8 +94,8 @@ class Speaker:
         loud = np.flatnonzero(np.abs(samples) > 0.02 * np.abs(samples).max())
         if not len(loud):
             return np.zeros(0, np.int16)
-        changed = soxr.resample(samples[loud[0] : loud[-1] + 1], self.rate, RATE)
-        return np.clip(changed, -32768, 32767).astype(np.int16)
+        changed: NDArray[np.float32] = soxr.resample(samples[loud[0] : loud[-1] + 1], self.rate, RATE)
+        return np.asarray(np.clip(changed, -32768, 32767), dtype=np.int16)
 
 
 def spoken(each: int, rng: np.random.Generator) -> list[list[NDArray[np.int16]]]:
@@ -143,8 +143,9 @@ def coloured(waves_BT: Tensor, rng: torch.Generator, strength: float) -> Tensor:
     tilt = (hertz.clamp(min=50) / 1000) ** -uniform(0, 1, 1)
     level = strength * 10 ** uniform(-3.5, -0.8, 1) * (uniform(0, 1, 1) < 0.8) * length**0.5
     noise = torch.view_as_complex(torch.randn(count, len(hertz), 2, generator=rng)) * tilt
-    filtered = torch.fft.irfft((torch.fft.rfft(waves_BT) + noise * level) * curve * (hertz <= band), n=length)
-    return filtered / filtered.abs().amax(1, keepdim=True).clamp(min=1e-3) * 10 ** uniform(-1.3, 0, 1)
+    filtered: Tensor = torch.fft.irfft((torch.fft.rfft(waves_BT) + noise * level) * curve * (hertz <= band), n=length)
+    loudness: Tensor = 10 ** uniform(-1.3, 0, 1) / filtered.abs().amax(1, keepdim=True).clamp(min=1e-3)
+    return filtered * loudness
 
 
 def tokenizer(folder: Path) -> WhisperTokenizer:
@@ -182,7 +183,8 @@ def main(arguments: argparse.Namespace) -> None:
     recordings = spoken(arguments.each, rng)
     print(f"{len(WORDS)} words, {arguments.each} times each: {time.monotonic() - began:.0f} s", flush=True)
     text = tokenizer(arguments.out)
-    start, end = text.convert_tokens_to_ids(list(SPECIAL[1:])), text.eos_token_id
+    ids = text.get_vocab()
+    end, *start = (ids[each] for each in SPECIAL)
     config = WhisperConfig(
         vocab_size=len(text),
         num_mel_bins=BANDS,

@@ -38,11 +38,11 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Scale = Annotated[float, Field(ge=0.5, le=2)]
 Degrees = Annotated[float, Field(ge=-180, le=180)]
 
-PICTURES: tuple[ViewName, ...] = ("flip", "eight", "five_crops", "scales", "rotations", "shifts", "user")
+PICTURES: tuple[ViewName, ...] = ("flip", "eight", "five_crops", "scales", "rotations", "shifts")
 SOUND: tuple[ViewName, ...] = ("delays", "speeds")
 VIEWS_OF: Mapping[str, tuple[str, tuple[ViewName, ...]]] = {
-    "text": ("text", tuple(each for each in get_args(ViewName) if each not in {*PICTURES, *SOUND} - {"user"})),
-    "image": ("pictures", PICTURES),
+    "text": ("text", tuple(each for each in get_args(ViewName) if each not in {*PICTURES, *SOUND})),
+    "image": ("pictures", (*PICTURES, "user")),
     "audio": ("sound", SOUND),
 }
 """Views by what rows are, with its name: `text`, or the `data.format` of files."""
