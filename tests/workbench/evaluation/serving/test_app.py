@@ -123,7 +123,12 @@ MALFORMED: list[tuple[str, Any, str]] = [
     (
         "/v1/chat/completions",
         {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "content part",
+        "empty `image_url`",
+    ),
+    (
+        "/v1/chat/completions",
+        {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}}]}]},
+        "has a picture, and",
     ),
     ("/v1/chat/completions", {**CHAT, "temprature": 1}, "Did you mean `temperature`"),
     ("/v1/chat/completions", {**CHAT, "temperature": -1}, "temperature"),
