@@ -9,6 +9,7 @@ their order does not matter; float32, AdamW, a constant rate. Prints both curves
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import tempfile
@@ -68,8 +69,8 @@ def ours(model: str, steps: int, folder: Path) -> list[float]:
 def theirs(model: str, steps: int, folder: Path) -> list[float]:
     """Losses of TRL's SFTTrainer, over an adapter with the same first values."""
     from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
 
+    trl: Any = importlib.import_module("trl")
     section = ModelConfig(id=model, weights="float32")
     tokenizer = backbones.tokenizer(section)
     backbone = backbones.load(section, tokenizer).model
@@ -85,7 +86,7 @@ def theirs(model: str, steps: int, folder: Path) -> list[float]:
             for row in rows()
         ]
     )
-    settings = SFTConfig(
+    settings = trl.SFTConfig(
         output_dir=str(folder / "trl"),
         per_device_train_batch_size=ROWS,
         max_steps=steps,
@@ -100,7 +101,7 @@ def theirs(model: str, steps: int, folder: Path) -> list[float]:
         gradient_checkpointing=False,
         save_strategy="no",
     )
-    trainer = SFTTrainer(model=peft, args=settings, train_dataset=table, processing_class=processor)
+    trainer = trl.SFTTrainer(model=peft, args=settings, train_dataset=table, processing_class=processor)
     trainer.train()
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
