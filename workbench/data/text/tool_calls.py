@@ -137,7 +137,7 @@ FORMS = (
     ),
     CallForm(  # GLM
         begin="<tool_call>",
-        call=r"<tool_call>(?P<name>[^\n<]+)(?P<arguments>.*?)</tool_call>",
+        call=r"<tool_call>(?P<name>[^\n<{]+)(?P<arguments>.*?)</tool_call>",
         parameter=r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>",
         stops=("<|observation|>",),
     ),
