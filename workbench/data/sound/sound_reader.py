@@ -43,6 +43,7 @@ from workbench.runs.files import cache_folder
 FILE, PROCESSOR = "sound_format.json", "preprocessor_config.json"
 VERSION = "1"  # raise it when what is stored changes
 CHUNK = 32  # recordings whose features are computed before they are written
+PICTURE = (192, 128)  # width and height of a drawn spectrum, in pixels
 Change: TypeAlias = Callable[[Features, int], tuple[Features, int]]
 """From features, and how many of their positions in time are the recording's own, to those that are read instead."""
 
@@ -112,15 +113,15 @@ class SoundRows:
         return ModelInputs(inputs, torch.arange(1, len(indices) + 1) * positions - 1, len(indices) * positions)
 
     def picture(self, index: int, *, epoch: int | None = None) -> Pixels:
-        """The spectrum of a row: time from left to right, low frequencies at the bottom."""
+        """The spectrum of a row, without silence behind it: time from left to right, low frequencies at the bottom."""
         features, own = self.heard(index, epoch=epoch)
-        spectrum_FM = np.moveaxis(features, self.format.time_axis, 0)
+        spectrum_FM = np.moveaxis(features, self.format.time_axis, 0)[:own]
         if spectrum_FM.ndim == 1:
-            spectrum_FM = _spectrum(spectrum_FM[:own], self.format.rate)
+            spectrum_FM = _spectrum(spectrum_FM, self.format.rate)
         low, high = np.percentile(spectrum_FM, (2, 99.8))
         shares_MF = np.clip((spectrum_FM.T[::-1] - low) / max(1e-6, high - low), 0, 1)
         colours = cv2.applyColorMap((255 * shares_MF).astype(np.uint8), cv2.COLORMAP_MAGMA)
-        return np.ascontiguousarray(colours[:, :, ::-1])
+        return np.asarray(cv2.resize(colours, PICTURE, interpolation=cv2.INTER_NEAREST)[:, :, ::-1], dtype=np.uint8)
 
     def take(self, indices: Indices) -> SoundRows:
         return replace(self, place_N2=self.place_N2[indices], key_N=self.key_N[indices])
