@@ -24,6 +24,11 @@ CASES = {
         "adapter.method=dora takes norms of weights past their layers",
         "Write distributed={engine: fsdp2, zero: 3}, or distributed.zero=2",
     ),
+    "one bank for blocks in shares": (
+        f"{ZERO3} 'adapter={{method: vb-lora}}'",
+        "adapter.method=vb-lora has one bank of vectors for all blocks",
+        "Write distributed.zero=2",
+    ),
     "experts in shares": (
         f"{ZERO3} 'adapter={{method: lora, experts: true}}'",
         "adapter.experts computes past the layers that hold its updates",

@@ -264,6 +264,8 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         )
     if not whole and config.over is not None and not config.over.adapters and config.distill.peers is not None:
         yield f"distill.peers teach each other over a whole backbone, and {section.engine} cuts it. Write {alone}."
+    if not whole and config.adapter.method == "vb-lora":
+        yield f"adapter.method=vb-lora has one bank of vectors for all blocks, and these are cut apart. Write {cure}."
     packed = config.model.weights in ("nf4", "fp4")
     if not whole and section.engine == "deepspeed" and packed and config.adapter.method == "dora":
         yield (

@@ -28,13 +28,19 @@ CUT = {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_prefetch_buc
 """A person's own DeepSpeed JSON, which cuts every weight, however small; the head's comes before it is needed."""
 NVME = "{{zero: 3, offload_optimizer: nvme, offload_parameters: nvme, nvme: {folder}}}"
 CUTTING = ("zero3", "fsdp2_2", "fsdp2_3")
-SETTINGS = {"trainable-tokens": ", tokens: [5, 6]", "boft": ", block: 2", "oft": ", block: 4"}
+SETTINGS = {
+    "trainable-tokens": ", tokens: [5, 6]",
+    "boft": ", block: 2",
+    "oft": ", block: 4",
+    "waveft": ", coefficients: 2048",
+}
 PACKED = [
     name
     for name in METHOD_NAMES
     if "nf4" in ADAPTERS[name].about[name].weights
     and not ADAPTERS[name].about[name].plain_lora
-    and name not in ("adalora", "alora", "beft", "bitfit", "lora-ga", "loftq")  # refused in shares, or off this model
+    and name
+    not in ("adalora", "alora", "beft", "bitfit", "lora-ga", "loftq", "vb-lora")  # refused in shares, or off this model
 ]
 EXPERTS = "adapter={method: lora, rank: 4, alpha: 8, experts: true}"
 OVER_CUT = {
