@@ -92,6 +92,7 @@ def predict(
     scoring = dealt_results(ranks)
     if config.task.predicts is None:
         require_text(config, run)
+        require_one_turn(config, run)
     if out is not None:
         files.require_writable(out)
     predictions = implementation(config).predict(
@@ -181,6 +182,7 @@ def generate(
         True
     """
     run = Path(run)
+    require_one_turn(run_directory.read_config(run), run)
     model = load_run(run, overrides, trust=trust)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
     columns = {"images": [str(picture) for picture in pictures]} if pictures else {}
@@ -243,6 +245,15 @@ def load_run(run: Path | str, overrides: Sequence[str] = (), *, trust: bool = Fa
     config = run_directory.shipped_config(run, Trust(trust), overrides)
     require_text(config, run)
     return exported.load(run, config)
+
+
+def require_one_turn(config: RunConfig, run: Path) -> None:
+    """Raise ConfigError where answers would end at the first call, since nobody here calls the run's tools."""
+    if config.reinforce.tools is not None:
+        raise ConfigError(
+            f"{run} was trained to answer in turns, with reinforce.tools, and this verb writes one turn without them. "
+            f"`workbench evaluate {run} data.test=FILE` plays whole episodes."
+        )
 
 
 def require_text(config: RunConfig, run: Path) -> None:

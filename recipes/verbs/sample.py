@@ -204,6 +204,7 @@ def _writer(
     if (run / "config.yaml").is_file():
         config = asked_config(run, overrides, verb="sample", trust=trust)
         generate.require_text(config, run)
+        generate.require_one_turn(config, run)
         identity = {
             "run": provenance.digests(run / "adapter", title="adapter") if (run / "adapter").is_dir() else {},
             "backbone": backbones.file_digests(config.model),

@@ -125,6 +125,15 @@ def test_tells_episodes_turn_by_turn(trained: Path, recipe: Path) -> None:
     assert "vowels" in shown[0]
     with pytest.raises(WorkbenchError, match="its tools need"):
         evaluate.evaluate(trained, [], trust=False)
+    for asked in (
+        lambda: workbench.generate(trained, "What comes after 3?", trust=True),
+        lambda: workbench.predict(trained, str(recipe.parent / "prompts.jsonl"), trust=True),
+        lambda: workbench.sample(
+            trained, str(recipe.parent / "prompts.jsonl"), out=recipe.parent / "s.jsonl", trust=True
+        ),
+    ):
+        with pytest.raises(WorkbenchError, match="one turn without them"):
+            asked()
     found = evaluate.evaluate(trained, [], trust=True)
     assert found["reward"] == pytest.approx(scores["after"]["reward"], abs=1e-6)
 
