@@ -92,7 +92,7 @@ def predict(
     scoring = dealt_results(ranks)
     if config.task.predicts is None:
         require_text(config, run)
-        require_one_turn(config, run)
+    require_one_turn(config, run)
     if out is not None:
         files.require_writable(out)
     predictions = implementation(config).predict(
