@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 from safetensors.numpy import load_file
 
 import workbench
@@ -58,6 +60,16 @@ def test_scores_tell_what_the_pictures_are_worth(run: Path) -> None:
     for moment in ("before", "after"):
         assert {"loss_of_other_pictures", "f1_of_other_pictures"} <= scores[moment].keys()
         assert scores[moment]["loss_of_other_pictures"] != scores[moment]["loss"]
+
+
+def test_the_report_shows_the_pictures_of_its_answers(run: Path) -> None:
+    answers = pd.read_parquet(run / "predictions.parquet").set_index("row")["reference"]
+    shown = pd.read_parquet(run / "pictures.parquet").set_index("row")["jpeg"]
+    assert len(shown) and set(shown.index) <= set(answers.index)
+    for place, jpeg in shown.items():
+        pixel = Image.open(io.BytesIO(jpeg)).convert("RGB").getpixel((5, 5))
+        assert np.abs(np.subtract(pixel, ImageColor.getrgb(answers[place].strip()))).max() < 12
+    assert (run / "report.html").read_text().count('<img class="sample-picture"') == len(shown)
 
 
 def test_any_micro_batch_gives_the_same_curve(run: Path, words: list[str], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ Legend: H, W, 3 of a picture, S noisy copies.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import RecordSource, RowReader
 from workbench.data.sound.sound_reader import SoundReader, SoundRows
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
 from workbench.evaluation import training_dynamics
 from workbench.evaluation.prediction_table import class_names, ranked
@@ -158,6 +159,20 @@ def write(
         numbers = np.arange(len(rows)) if explain is None else np.asarray(explain)
         thumbnails += explained(model, rows.subset(numbers), reader, table.iloc[numbers])
     files.write_bytes(folder / FILE, _table(thumbnails))
+
+
+def write_beside_text(folder: Path, rows: TokenizedSet, places: Collection[str]) -> None:
+    """Write FILE into a run directory, of the rows at `places`, where these have pictures."""
+    thumbnails, left = list[Thumbnail](), MOST_BYTES
+    for number, place in enumerate(rows.places() if rows.processor is not None and rows.pictured else ()):
+        if place in places and rows.processor is not None and (key := rows[number].pictures):
+            found = rows.processor.small(key)
+            left -= sum(map(len, found))
+            if left < 0:
+                break
+            thumbnails += [Thumbnail(place, "", "row", "", "", each) for each in found]
+    if thumbnails:
+        files.write_bytes(folder / FILE, _table(thumbnails))
 
 
 def _table(thumbnails: Sequence[Thumbnail]) -> bytes:

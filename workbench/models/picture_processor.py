@@ -9,7 +9,9 @@ Legend: B rows, L padded length, P pictures.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import json
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,10 +39,12 @@ from workbench.models.backbone_source import source_arguments, source_path
 from workbench.runs import addresses, files
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
     from transformers import PretrainedConfig
 
-VERSION = "1"  # raise it when what is kept changes
+VERSION = "2"  # raise it when what is kept changes
+SIDE = 96  # longest side of the small pictures that reports show, in pixels
 
 
 def of(config: RunConfig, hub: PretrainedConfig) -> PictureProcessor | str | None:
@@ -209,8 +213,15 @@ class PictureProcessor:
         texts = tuple(str(each["replacement"]) for each in made.pop("text_replacement_offsets")[0])
         others = ("input_ids", "attention_mask", *_TYPES)
         arrays = {name: np.asarray(value) for name, value in made.items() if name not in others}
-        files.write_bytes(self.folder / key, save(_packed(arrays), {"texts": json.dumps(texts)}))
+        small = [base64.b64encode(_jpeg(picture)).decode() for picture in pictures]
+        known = {"texts": json.dumps(texts), "small": json.dumps(small)}
+        files.write_bytes(self.folder / key, save(_packed(arrays), known))
         return texts
+
+    def small(self, key: str) -> list[bytes]:
+        """The pictures of a row as small JPEG files, for reports."""
+        with safe_open(self.folder / key, framework="np") as opened:
+            return [base64.b64decode(each) for each in json.loads((opened.metadata() or {})["small"])]
 
     def knows(self, keys: Iterable[str], stamps: Iterable[str]) -> bool:
         """Whether all pictures of rows are still kept, and their files are what they were."""
@@ -256,6 +267,14 @@ class PictureProcessor:
     def packs(self) -> bool:
         # Positions of M-RoPE, and attention to both sides inside a picture, follow from where pictures stand in a row.
         return not self._type_names
+
+
+def _jpeg(picture: Image) -> bytes:
+    small = picture.convert("RGB")
+    small.thumbnail((SIDE, SIDE))
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=88, subsampling=0)
+    return buffer.getvalue()
 
 
 def _class_of(architecture: type[PretrainedConfig]) -> Any:

@@ -123,7 +123,7 @@ def write(run: Path) -> Path:
             *task_sections.preference_plots(this),
             *task_sections.reinforce_plots(this),
         ],
-        samples=_samples(this.predictions) if "f1_after" in this.predictions else [],
+        samples=_samples(this.predictions, this.pictures) if "f1_after" in this.predictions else [],
         task_rows=task_sections.rows(this),
         classifies=this.classifies,
         classified=class_section.classified(this),
@@ -266,8 +266,8 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     return rows
 
 
-def _samples(predictions: pd.DataFrame) -> list[tuple[str, list[dict[str, Any]]]]:
-    """The best, the worst and some other answers after training, each row at most once."""
+def _samples(predictions: pd.DataFrame, pictures: pd.DataFrame) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The best, the worst and some other answers after training, each row at most once, with its `pictures`."""
     if predictions.empty:
         return []
     ranked = predictions.sort_values(["f1_after", "rouge_l_after"], ascending=False, kind="stable")
@@ -276,6 +276,10 @@ def _samples(predictions: pd.DataFrame) -> list[tuple[str, list[dict[str, Any]]]
     worst, rest = rest[::-1][:SAMPLES], rest[: max(0, len(rest) - SAMPLES)]
     others = random.Random(0).sample(rest, min(SAMPLES, len(rest)))
     groups = [("Best answers", best), ("Worst answers", worst), ("Answers picked at random", others)]
+    album = picture_section.Album()
+    own = {} if pictures.empty else pictures.groupby("row")["jpeg"].agg(list).to_dict()
+    for row in [*best, *worst, *groups[-1][1]]:
+        row["pictures"] = [each for jpeg in own.get(row["row"], ()) if (each := album.picture(jpeg)) is not None]
     return [(title, group) for title, group in groups if group]
 
 

@@ -347,6 +347,10 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
 
     def write_predictions(self, model: ExportedModel, outputs: Any, before: Mapping[str, Any]) -> None:
         super().write_predictions(model, outputs, before)
+        if isinstance(outputs, TextOutputs) and self.data.held_out.pictured:
+            from workbench.evaluation import thumbnails  # with OpenCV
+
+            thumbnails.write_beside_text(self.run.path, self.data.held_out, {each.place for each in outputs.answers})
         if isinstance(outputs, TextOutputs) and outputs.losses is not None:  # a task with answers of its own has none
             from workbench.evaluation import held_out_losses  # with pandas, 0.2 s that the first step need not wait for
 

@@ -229,6 +229,9 @@ class MediaProcessor(Protocol):
         """The pictures of a row as the processor makes them, from their file where they were made before. Raises
         DataError: one is not there, or is no picture."""
 
+    def small(self, key: str) -> list[bytes]:
+        """The pictures of a row as small JPEG files, for reports."""
+
     def knows(self, keys: Iterable[str], stamps: Iterable[str]) -> bool:
         """Whether all pictures of rows are still kept, and their files are what they were."""
 
