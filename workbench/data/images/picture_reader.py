@@ -5,11 +5,10 @@ Legend: N rows, B rows of a micro-batch, H height, W width, 3 colours; h and w o
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,10 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.config.sections.basic_sections import ID, WEIGHT
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.sections.folds_config import DuplicatesConfig
 from workbench.config.sections.image_config import AugmentConfig, Depth, ImageConfig, PrepareConfig
@@ -30,14 +27,13 @@ from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.images import augmentation, picture_duplicates, picture_sources, picture_store, preparation
 from workbench.data.images.picture_files import NO_RANGES, PictureFile, Pixels, ValueRanges
 from workbench.data.images.picture_format import PictureFormat
+from workbench.data.images.picture_sources import PICTURE, MediaKind
 from workbench.data.images.preparation import PictureStatistics
-from workbench.data.labelled import records
+from workbench.data.images.stored_media import StoredReader, StoredRows, digests, kept, places
 from workbench.data.labelled.record_table import LabelledRecord
-from workbench.data.labelled.records import Mix, ModelInputs, NamedColumns, RecordSource, RowInputs, RowReader
-from workbench.data.rows import MAX_MISTAKES, RawRow, convert_rows
+from workbench.data.labelled.records import Mix, ModelInputs, RecordSource, RowInputs, RowReader
 from workbench.data.source_files import AS_NAMED
-from workbench.data.unread_columns import columns_in_file
-from workbench.errors import DataError, FileError
+from workbench.errors import FileError
 from workbench.runs import files
 from workbench.runs.files import cache_folder
 
@@ -61,15 +57,9 @@ class Augmenter:
 
 
 @dataclass(frozen=True, eq=False)
-class PictureRows:
-    """Pictures of one size in memory-mapped stores; see `RowInputs`."""
+class PictureRows(StoredRows):
+    """Pictures of one size, prepared (., H, W, 3)."""
 
-    stores: tuple[Pixels, ...]
-    """Prepared pictures (., H, W, 3)."""
-    place_N2: Indices
-    """Store and number of each row."""
-    key_N: Indices
-    """A number from the pixels of each row, which decides how it is augmented: the same wherever the row stands."""
     format: PictureFormat
     patches: int
     """Patches that the model cuts a picture into: its tokens."""
@@ -151,25 +141,8 @@ class PictureRows:
         pictures, partner_B, share_B = zip(*ordered_processes.by_threads(mixed, draws, size=pixels), strict=True)
         return list(pictures), Mix(np.asarray(partner_B), np.asarray(share_B))
 
-    def take(self, indices: Indices) -> PictureRows:
-        return replace(self, place_N2=self.place_N2[indices], key_N=self.key_N[indices])
-
-    def concatenated(self, other: PictureRows) -> PictureRows:
-        """These rows, followed by those of `other`, which are augmented as these are."""
-        moved_N2 = other.place_N2 + np.asarray([len(self.stores), 0])
-        return replace(
-            self,
-            stores=(*self.stores, *other.stores),
-            place_N2=np.concatenate([self.place_N2, moved_N2]),
-            key_N=np.concatenate([self.key_N, other.key_N]),
-        )
-
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
         return (self.picture(index) for index in range(len(self.place_N2)))
-
-    def differ(self, other: PictureRows) -> npt.NDArray[np.bool_]:
-        pairs = zip(self.arrays(), other.arrays(), strict=True)
-        return np.asarray([not np.array_equal(one, two) for one, two in pairs], dtype=bool)
 
     def seen(self, change: Change) -> PictureRows:
         """The same rows, each changed before it is read."""
@@ -185,8 +158,8 @@ FILE, PROCESSOR = "picture_format.json", "preprocessor_config.json"
 
 
 @dataclass(frozen=True)
-class PictureReader:
-    """Reads pictures as `image` prepares them for one backbone; see `RowReader`."""
+class PictureReader(StoredReader[PictureFile]):
+    """Reads pictures as `image` prepares them for one backbone."""
 
     format: PictureFormat
     data: DataConfig
@@ -208,64 +181,15 @@ class PictureReader:
     """Ranges of the training pictures' values, as a run saved them."""
     title: str = "image"
     file: str = FILE
+    kind: MediaKind[PictureFile] = PICTURE
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.image.column,)
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """None: no text is read."""
-        return None
-
-    def read(
-        self,
-        source: str,
-        *,
-        limit: int | None = None,
-        labelled: bool = True,
-        weighted: bool = False,
-        columns: Mapping[str, str] | None = None,
-    ) -> RecordSource:
-        """Read, decode and prepare the pictures of a folder, an archive, a table or a hub data set. Raises DataError:
-        rows are malformed, or a column is missing."""
-        named = self.data.with_columns(columns)
-        data = named if weighted else named.unweighted
-
-        def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
-            if labelled:
-                picture_sources.require_classes(source, first)
-            named = (*self.classes.labels, WEIGHT, ID)
-            records.require_named(source, first, data, named, self.classes, labelled=labelled)
-            records.require_label_columns(source, first, data, self.classes, labelled=labelled)
-            return partial(records.labelled_record, config=data, classes=self.classes, labelled=labelled)
-
-        skipped: list[str] = []
-        folder = self.image.folder_of(source)
-        rows = partial(picture_sources.read_rows, column=self.image.column, folder=folder, config=data)
-        reads = {self.image.column, *columns_in_file(data, (*self.classes.labels, WEIGHT, ID))}
-        converted = list(
-            convert_rows(source, converter, data, skipped=skipped, limit=limit, reader=rows, reads=lambda _: reads)
-        )
-        fingerprint = picture_sources.fingerprint(source, self.image.column, folder, data)
-        return self._stored(
-            RecordSource(source, fingerprint, tuple(converted), tuple(skipped)),
-            refuse=data.on_bad_row == "refuse",
-            labelled=labelled,
-        )
-
-    def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:
-        name = self.image.column
-        mine = [RawRow(row.place, {**row.columns, name: columns[name]}) for row, columns in rows]
-        records = tuple(LabelledRecord(row, ()) for row in mine)
-        return self._stored(RecordSource(source, fingerprint, records), labelled=True)
+    def section(self) -> ImageConfig:
+        return self.image
 
     def inputs(self, source: RecordSource) -> PictureRows:
         assert isinstance(source.inputs, PictureRows)
         return source.inputs
-
-    def describe(self, record: LabelledRecord) -> str:
-        return self._file(record).name
 
     def rendered(self, inputs: RowInputs, index: int) -> str:
         """Size and brightness of a picture as the model reads it."""
@@ -356,12 +280,7 @@ class PictureReader:
         prepare = self.image.prepare.model_copy(update={"standardise": "none"})
         return replace(self, image=self.image.model_copy(update={"prepare": prepare}), statistics=None, training=None)
 
-    def _file(self, record: LabelledRecord) -> PictureFile:
-        picture_file = record.row.columns[self.image.column]
-        assert isinstance(picture_file, PictureFile)
-        return picture_file
-
-    def _stored(self, source: RecordSource, *, refuse: bool = True, labelled: bool) -> RecordSource:
+    def _stored(self, source: RecordSource, *, refuse: bool, labelled: bool) -> RecordSource:
         """The rows whose pictures can be decoded, with their prepared pixels.
 
         Which rows train decides how all are standardised: labelled rows are told apart, and split, by what they are
@@ -377,39 +296,16 @@ class PictureReader:
             statistics=self._measured,
             ranges=self.value_ranges(),
         )
-        if stored.mistakes and refuse:
-            mistakes = stored.mistakes
-            shown = [mistakes[number] for number in sorted(mistakes)[:MAX_MISTAKES]]
-            count = "1 picture" if len(mistakes) == 1 else f"{len(mistakes)} pictures"
-            more = [f"  and {len(mistakes) - len(shown)} more"] if len(mistakes) > len(shown) else []
-            remedy = "Replace or delete them, or write data.on_bad_row=skip to leave them out and count them."
-            title = f"{source.name}: {count} of {len(source.records)} cannot be read:"
-            raise DataError("\n".join([title, *(f"  {text}" for text in shown), *more, remedy]))
-        good = np.asarray([number not in stored.mistakes for number in range(len(source.records))])
-        if not good.any():
-            last = stored.mistakes[len(source.records) - 1]
-            raise DataError(f"{source.name}: none of its pictures can be read. The last one: {last}")
-        numbers = np.flatnonzero(good)
+        numbers = self._readable(source, stored, refuse=refuse)
         if labelled and self.image.prepare.standardise == "data":
-            digests = [record.digest for record in self._plain._stored(source, refuse=False, labelled=True).records]
+            same = self._plain._stored(source, refuse=False, labelled=True)
+            digest_N = [record.digest for record in same.records]
         else:
-            digests = [
-                hashlib.blake2b(stored.pixels[number].tobytes(), digest_size=16).hexdigest() for number in numbers
-            ]
-        kept = tuple(
-            source.records[number]._replace(digest=digest)
-            for number, digest in zip(numbers.tolist(), digests, strict=True)
-        )
+            digest_N = digests(stored, numbers)
         height, width = -(-self.format.height // self.patch), -(-self.format.width // self.patch)
-        rows = PictureRows(
-            stores=(stored.pixels,),
-            place_N2=np.stack([np.zeros_like(numbers), numbers], axis=1),
-            key_N=np.asarray([int(digest[:14], 16) for digest in digests], dtype=np.int64),
-            format=self.format,
-            patches=height * width,
-            augmenter=self.augmenter(len(numbers)),
-        )
-        return RecordSource(source.name, source.fingerprint, kept, (*source.skipped, *stored.mistakes.values()), rows)
+        where, augmenter = places(digest_N, numbers), self.augmenter(len(numbers))
+        rows = PictureRows((stored.pixels,), *where, self.format, height * width, augmenter)
+        return kept(source, stored, digest_N, numbers, rows)
 
     def augmenter(self, rows: int) -> Augmenter | None:
         """How training rows are augmented, given the rows of an epoch; None where they are not."""

@@ -5,10 +5,8 @@ Legend: N rows, B rows of a micro-batch, F positions of the features in time, P 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,25 +15,21 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
 from workbench.config.sections.audio_config import AudioConfig, SoundAugmentConfig
-from workbench.config.sections.basic_sections import ID, WEIGHT
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.data import ordered_processes
 from workbench.data.batching import Indices
 from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.images import picture_sources, picture_store
 from workbench.data.images.picture_files import Pixels
-from workbench.data.labelled import records
-from workbench.data.labelled.record_table import LabelledRecord
-from workbench.data.labelled.records import ModelInputs, NamedColumns, RecordSource, RowInputs, RowReader
-from workbench.data.rows import MAX_MISTAKES, RawRow, convert_rows
+from workbench.data.images.picture_sources import MediaKind
+from workbench.data.images.stored_media import StoredReader, StoredRows, digests, kept, places
+from workbench.data.labelled.records import ModelInputs, RecordSource, RowInputs, RowReader
 from workbench.data.sound import sound_augmentation
 from workbench.data.sound.sound_files import SOUND, SoundFile, require_libraries
 from workbench.data.sound.sound_format import MASK, Features, SoundFormat
-from workbench.data.unread_columns import columns_in_file
 from workbench.errors import DataError, FileError
 from workbench.runs import files
 from workbench.runs.files import cache_folder
@@ -49,15 +43,9 @@ Change: TypeAlias = Callable[[Features, int], tuple[Features, int]]
 
 
 @dataclass(frozen=True, eq=False)
-class SoundRows:
-    """Recordings of one length in memory-mapped stores; see `RowInputs`."""
+class SoundRows(StoredRows):
+    """Recordings of one length: features of each, flattened, and behind them how many positions in time are its own."""
 
-    stores: tuple[npt.NDArray[np.float32], ...]
-    """Features of each recording, flattened, and behind them how many positions in time are its own."""
-    place_N2: Indices
-    """Store and number of each row."""
-    key_N: Indices
-    """A number from the features of each row, which decides how it is augmented: the same wherever the row stands."""
     format: SoundFormat
     cut: int = 0
     """Recordings that lost their end."""
@@ -123,28 +111,13 @@ class SoundRows:
         colours = cv2.applyColorMap((255 * shares_MF).astype(np.uint8), cv2.COLORMAP_MAGMA)
         return np.asarray(cv2.resize(colours, PICTURE, interpolation=cv2.INTER_NEAREST)[:, :, ::-1], dtype=np.uint8)
 
-    def take(self, indices: Indices) -> SoundRows:
-        return replace(self, place_N2=self.place_N2[indices], key_N=self.key_N[indices])
-
     def concatenated(self, other: SoundRows) -> SoundRows:
-        """These rows, followed by those of `other`, which are augmented as these are."""
-        moved_N2 = other.place_N2 + np.asarray([len(self.stores), 0])
-        return replace(
-            self,
-            stores=(*self.stores, *other.stores),
-            place_N2=np.concatenate([self.place_N2, moved_N2]),
-            key_N=np.concatenate([self.key_N, other.key_N]),
-            cut=self.cut + other.cut,
-        )
+        return replace(super().concatenated(other), cut=self.cut + other.cut)
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
         for index in range(len(self.place_N2)):
             features, own = self.features(index)
             yield np.append(features.ravel(), np.float32(own))
-
-    def differ(self, other: SoundRows) -> npt.NDArray[np.bool_]:
-        pairs = zip(self.arrays(), other.arrays(), strict=True)
-        return np.asarray([not np.array_equal(one, two) for one, two in pairs], dtype=bool)
 
     def seen(self, change: Change) -> SoundRows:
         """The same rows, each changed before it is read."""
@@ -160,8 +133,8 @@ def _spectrum(wave_T: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.floa
 
 
 @dataclass(frozen=True)
-class SoundReader:
-    """Reads recordings as one backbone hears them; see `RowReader`."""
+class SoundReader(StoredReader[SoundFile]):
+    """Reads recordings as one backbone hears them."""
 
     format: SoundFormat
     data: DataConfig
@@ -170,61 +143,15 @@ class SoundReader:
     seed: int
     title: str = "audio"
     file: str = FILE
+    kind: MediaKind[SoundFile] = SOUND
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.audio.column,)
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """None: no text is read."""
-        return None
-
-    def read(
-        self,
-        source: str,
-        *,
-        limit: int | None = None,
-        labelled: bool = True,
-        weighted: bool = False,
-        columns: Mapping[str, str] | None = None,
-    ) -> RecordSource:
-        """Read and decode the recordings of a folder, an archive, a table or a hub data set. Raises DataError: rows
-        are malformed, or a column is missing."""
-        named = self.data.with_columns(columns)
-        data = named if weighted else named.unweighted
-
-        def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
-            if labelled:
-                picture_sources.require_classes(source, first, SOUND)
-            known = (*self.classes.labels, WEIGHT, ID)
-            records.require_named(source, first, data, known, self.classes, labelled=labelled)
-            records.require_label_columns(source, first, data, self.classes, labelled=labelled)
-            return partial(records.labelled_record, config=data, classes=self.classes, labelled=labelled)
-
-        skipped: list[str] = []
-        folder = self.audio.folder_of(source)
-        where: dict[str, Any] = {"column": self.audio.column, "folder": folder, "config": data, "kind": SOUND}
-        rows = partial(picture_sources.read_rows, **where)
-        reads = {self.audio.column, *columns_in_file(data, (*self.classes.labels, WEIGHT, ID))}
-        converted = list(
-            convert_rows(source, converter, data, skipped=skipped, limit=limit, reader=rows, reads=lambda _: reads)
-        )
-        fingerprint = picture_sources.fingerprint(source, **where)
-        found = RecordSource(source, fingerprint, tuple(converted), tuple(skipped))
-        return self._stored(found, refuse=data.on_bad_row == "refuse")
-
-    def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:
-        name = self.audio.column
-        mine = [RawRow(row.place, {**row.columns, name: columns[name]}) for row, columns in rows]
-        return self._stored(RecordSource(source, fingerprint, tuple(LabelledRecord(row, ()) for row in mine)))
+    def section(self) -> AudioConfig:
+        return self.audio
 
     def inputs(self, source: RecordSource) -> SoundRows:
         assert isinstance(source.inputs, SoundRows)
         return source.inputs
-
-    def describe(self, record: LabelledRecord) -> str:
-        return self._file(record).name
 
     def rendered(self, inputs: RowInputs, index: int) -> str:
         """Length of a recording as the model hears it."""
@@ -259,46 +186,19 @@ class SoundReader:
         files.write_json(folder / FILE, self.format.saved())
         files.write_json(folder / PROCESSOR, dict(self.format.facts))
 
-    def _file(self, record: LabelledRecord) -> SoundFile:
-        sound_file = record.row.columns[self.audio.column]
-        assert isinstance(sound_file, SoundFile)
-        return sound_file
-
-    def _stored(self, source: RecordSource, *, refuse: bool = True) -> RecordSource:
-        """The rows whose recordings can be decoded, with their features."""
+    def _stored(self, source: RecordSource, *, refuse: bool, labelled: bool) -> RecordSource:
         sound_files = [self._file(record) for record in source.records]
         stored = store(sound_files, self.format, self.audio)
-        if stored.mistakes and refuse:
-            mistakes = stored.mistakes
-            shown = [mistakes[number] for number in sorted(mistakes)[:MAX_MISTAKES]]
-            count = "1 recording" if len(mistakes) == 1 else f"{len(mistakes)} recordings"
-            more = [f"  and {len(mistakes) - len(shown)} more"] if len(mistakes) > len(shown) else []
-            remedy = "Replace or delete them, or write data.on_bad_row=skip to leave them out and count them."
-            title = f"{source.name}: {count} of {len(sound_files)} cannot be read:"
-            raise DataError("\n".join([title, *(f"  {text}" for text in shown), *more, remedy]))
-        numbers = np.asarray([number for number in range(len(sound_files)) if number not in stored.mistakes])
-        if not len(numbers):
-            last = stored.mistakes[len(sound_files) - 1]
-            raise DataError(f"{source.name}: none of its recordings can be read. The last one: {last}")
-        digests = [hashlib.blake2b(stored.pixels[number].tobytes(), digest_size=16).hexdigest() for number in numbers]
-        kept = tuple(
-            source.records[number]._replace(digest=digest)
-            for number, digest in zip(numbers.tolist(), digests, strict=True)
-        )
+        numbers = self._readable(source, stored, refuse=refuse)
+        digest_N = digests(stored, numbers)
         cut = 0
         if self.audio.on_long == "cut":
             most = (self.format.seconds or 0) + 1 / self.format.rate
             cut = sum(sound_files[number].seconds() > most for number in numbers.tolist())
-        rows = SoundRows(
-            stores=(stored.pixels,),
-            place_N2=np.stack([np.zeros_like(numbers), numbers], axis=1),
-            key_N=np.asarray([int(digest[:14], 16) for digest in digests], dtype=np.int64),
-            format=self.format,
-            cut=cut,
-            augment=self.audio.augment if self.audio.augment.is_on else None,
-            seed=self.seed,
-        )
-        return RecordSource(source.name, source.fingerprint, kept, (*source.skipped, *stored.mistakes.values()), rows)
+        augment = self.audio.augment if self.audio.augment.is_on else None
+        where = places(digest_N, numbers)
+        rows = SoundRows((stored.pixels,), *where, self.format, cut, augment, self.seed)
+        return kept(source, stored, digest_N, numbers, rows)
 
 
 def store(sound_files: Sequence[SoundFile], format: SoundFormat, audio: AudioConfig) -> picture_store.StoredPictures:
