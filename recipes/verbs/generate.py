@@ -182,8 +182,10 @@ def generate(
         True
     """
     run = Path(run)
-    require_one_turn(run_directory.read_config(run), run)
-    model = load_run(run, overrides, trust=trust)
+    config = run_directory.shipped_config(run, Trust(trust), overrides)
+    require_text(config, run)
+    require_one_turn(config, run)
+    model = exported.load(run, config)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
     columns = {"images": [str(picture) for picture in pictures]} if pictures else {}
     asked = media.located(media.placed([{"role": "user", "content": prompt}], columns, "the prompt "), ".")

@@ -29,7 +29,7 @@ CASES = {
         "budget alone ends the run",
         "train.epochs",
     ),
-    "pictures": Case(f"{CHECK} {ON} recipe=classify data.format=image", "as many patches", f"leave {PLACE} out"),
+    "pictures": Case(f"{CHECK} {ON} recipe=classify data.format=image", "equally long", f"leave {PLACE} out"),
     "a column without a name": Case(f"{CHECK} {PLACE}.by=column", "by=column needs its name", f"{PLACE}.column=NAME"),
     "a column of tokens": Case(f"{CHECK} {ON} {PLACE}.column=n", "column is for by=column", "Leave column out"),
     "no such column": Case(

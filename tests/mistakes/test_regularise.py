@@ -55,7 +55,7 @@ CASES = {
     ),
     "small logits of classes": Case(f"{CHECK} recipe=classify regularise.z_loss=1e-4", "not for classify", "See"),
     "words in pictures": Case(
-        f"{CHECK} recipe=classify data.format=image regularise.neftune=5", "pictures have none", "Leave it out"
+        f"{CHECK} recipe=classify data.format=image regularise.neftune=5", "these rows have none", "Leave it out"
     ),
     "members that differ": Case(
         f"{CHECK} recipe=sweep of=sft 'sweep.over={{regularise.neftune: [1, 5]}}'",

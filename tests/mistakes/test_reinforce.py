@@ -98,7 +98,7 @@ CASES = {
         "freeze.policy=static freeze.layers=2 freeze.cache=disk",
     ),
     "noise scale": Case("answers to one prompt are compared", "Leave it out", "optimizer.noise_scale=2"),
-    "ZeRO": Case("writes with the whole model", "Leave section distributed out", "distributed.zero=2"),
+    "ZeRO": Case("writes with the whole model", "Write distributed.zero=2", "distributed.zero=3"),
     "dropped blocks": Case("recipe=reinforce compares them as they are", "Write recipe=sft", "layer_drop.rate=0.2"),
     "section elsewhere": Case(
         "reinforce is for recipe=reinforce", "Leave reinforce out", "recipe=sft rewards=[] reinforce.updates=2"

@@ -43,7 +43,9 @@ CASES = {
         MORE,
     ),
     "pictures": Case(
-        f"{CHECK} recipe=classify data.format=image evaluate.answers=64", "rows of text, not pictures", "Leave"
+        f"{CHECK} recipe=classify data.format=image evaluate.answers=64",
+        "rows of text, and data.format=image none",
+        "Leave",
     ),
     "a table": Case(
         f"{CHECK} data.train=rows.csv", "reads jsonl, parquet and txt files and hub data sets", "data.limit", TABLE

@@ -62,7 +62,8 @@ def test_what_a_task_has_no_use_for_is_refused(task: str, key: str) -> None:
         "data.curriculum": {"by": "length"}, "data.augment": {"deletion": 0.1},
         "data.length_warm_up": {"start": 8}, "data.decontaminate": {"action": "drop", "against": ["t"]},
         "data.clean": ["exact_duplicate"], "regularise.label_smoothing": 0.1, "regularise.z_loss": 1e-4,
-        "regularise.r_drop": 1.0,
+        "regularise.r_drop": 1.0, "image.column": "x", "image.size": 64, "image.prepare": {"median": 3},
+        "image.augment": {"preset": "light"}, "image.depth": 8, "image.workers": 1,
     }  # fmt: skip
     section, _, name = key.partition(".")
     values = {"recipe": task, "data": {"train": "rows.jsonl"}}

@@ -11,8 +11,8 @@ def _readable(config: RunSections, limit: int | None) -> None:
 
 
 _BY_PROCESSOR = (
-    "pictures beside text are read as the backbone's own processor reads them: image.folder and image.max_pixels are "
-    "all that is asked."
+    "image.{}: pictures beside text are read as the backbone's own processor reads them, and image.folder and "
+    "image.max_pixels are all that is asked. Leave it out."
 )
 FACTS = register(
     TaskFacts(
@@ -43,6 +43,9 @@ FACTS = register(
         fleets=True,
         students="workbench.recipes.over.distill",
         sections=("image",),
-        refuses={f"image.{key}": _BY_PROCESSOR for key in ("column", "size", "prepare", "augment", "depth", "workers")},
+        refuses={
+            f"image.{key}": _BY_PROCESSOR.format(key)
+            for key in ("column", "size", "prepare", "augment", "depth", "workers")
+        },
     )
 )

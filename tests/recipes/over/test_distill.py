@@ -305,12 +305,14 @@ def test_a_student_writes_for_a_teacher_of_another_vocabulary(short_stories: str
     assert all(0 < loss < 20 for loss in read_losses(run))
 
 
-def test_devices_share_rows_and_no_weights(short_stories: str, rows: Path) -> None:
+def test_devices_share_rows_and_weights_unless_the_student_writes(short_stories: str, rows: Path) -> None:
     config = _config(short_stories, rows, distill={"teacher": {"id": "backbone"}})
     layout_checks.require(config, Ranks(0, 2))
-    cut = config.model_copy(update={"distributed": DistributedConfig(zero=2)})
-    with pytest.raises(ConfigError, match=r"recipe distill gives every device all.* Leave section distributed out"):
-        layout_checks.require(cut, Ranks(0, 2))
+    layout_checks.require(config.model_copy(update={"distributed": DistributedConfig(zero=3)}), Ranks(0, 2))
+    distill = {"teacher": {"id": "backbone"}, "on_policy": {"share": 0.5}}
+    writing = _config(short_stories, rows, distill=distill, distributed={"zero": 3})
+    with pytest.raises(ConfigError, match=r"on_policy writes with the whole student.* Write distributed\.zero=2"):
+        layout_checks.require(writing, Ranks(0, 2))
 
 
 def test_check_shows_a_student_that_is_still_to_be_made(

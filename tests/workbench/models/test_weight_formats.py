@@ -247,13 +247,14 @@ def test_layers_that_wait_are_packed_to_the_same_bits(tmp_path: Path, name: str,
     section = ModelConfig.model_validate({"id": str(tmp_path), "weights": weights, "compute": "float32"})
     packed, waiting = backbones.load(section, None), backbones.load(section, None, waiting=True)
     unquantised = load(tmp_path, weights="float32", compute="float32")
-    assert torch.equal(logits(waiting.model), logits(unquantised.model))
+    early = logits(waiting.model)  # what is measured before the processes have their parts
     assert adapters.count(waiting.model) == adapters.count(packed.model)
     tables = 1100 * sum(isinstance(module, Linear4bit) for module in packed.model.modules())
     assert packed.weight_bytes - tables <= waiting.weight_bytes <= packed.weight_bytes
     for module in waiting.model.modules():
         backbones.bring(module)
     assert torch.equal(logits(waiting.model), logits(packed.model))
+    torch.testing.assert_close(early, logits(packed.model), rtol=1e-5, atol=1e-5)
     assert not torch.equal(logits(packed.model), logits(unquantised.model))
 
 

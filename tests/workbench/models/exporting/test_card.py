@@ -18,6 +18,7 @@ from workbench.runs import score_files
 
 VALUES: dict[str, Any] = {
     "recipe": "classify",
+    "data": {"train": "rows.jsonl"},
     "model": {"id": "google/tiny"},
     "adapter": {"method": "rslora", "rank": 4},
 }

@@ -15,13 +15,12 @@ from tests.matrix import LAYOUTS
 from tests.workbench.training.distributed import layouts, test_task_layouts
 from tests.workbench.training.distributed.test_layouts import METHODS, curve, require_same, save_model, write_recipe
 from tests.workbench.training.distributed.test_task_layouts import TASKS, words_of, write_rows
-from workbench.config import task_facts
 
 pytestmark = pytest.mark.slow
 
 WORDS = [f"adapter={METHODS['lora']}", "train.steps=3", "save.every=null"]
 SHARDED = [name for name in LAYOUTS if name != "ddp"]
-TAUGHT = [name for name in TASKS if task_facts.TASKS[name].sharded is None and name != "sft"]
+TAUGHT = [name for name in TASKS if name != "sft"]
 """Tasks beside the one that meets all layouts."""
 FEW = ["ddp", "zero2", "zero3_cpu"]
 ROOMY, TIGHT = 10**9, 9_500_000
