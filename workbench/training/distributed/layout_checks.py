@@ -231,6 +231,7 @@ def _low_rank(config: RunConfig) -> Iterator[str]:
 
 def _sharded_members(config: RunConfig) -> Iterator[str]:
     """Refuse what keeps a run, or a member of several, from being trained in shares."""
+    yield from _sharded_student(config)
     if config.over is None or config.over.members is None or not config.has_members:
         yield from _sharded(config)
         return
@@ -241,10 +242,31 @@ def _sharded_members(config: RunConfig) -> Iterator[str]:
         yield reason if reason in alone else f"{reason} Some members have that: write it there."
 
 
+def _sharded_student(config: RunConfig) -> Iterator[str]:
+    """Refuse students that need all of their weights at once."""
+    if config.over is None or config.over.adapters or not zero_offload.cuts_weights(config.distributed):
+        return
+    cure, alone = _cures(config)
+    if config.distill.on_policy.share:
+        yield (
+            "distill.on_policy writes with the whole student, and zero=3 and fsdp2 cut it. "
+            f"Write {cure}, or leave distill.on_policy out."
+        )
+    if config.distill.peers is not None:
+        engine = config.distributed.engine
+        yield f"distill.peers teach each other over a whole backbone, and {engine} cuts it. Write {alone}."
+
+
+def _cures(config: RunConfig) -> tuple[str, str]:
+    """What to write for a layout that cuts the optimizer's state alone, and for one that cuts nothing."""
+    if config.distributed.engine == "deepspeed" and config.distributed.deepspeed is None:
+        return "distributed.zero=2", "distributed.zero=0"
+    return "distributed={engine: deepspeed, zero: 2}", "distributed={}"
+
+
 def _sharded(config: RunConfig) -> Iterator[str]:
     section = config.distributed
-    plain = section.engine == "deepspeed" and section.deepspeed is None
-    alone = "distributed.zero=0" if plain else "distributed={}"
+    cure, alone = _cures(config)
     for name, write in parallelism_checks.whole_steps(config):
         yield f"{name} goes with whole weights and gradients, and ZeRO cuts them. Write {write}, or {alone}."
     if config.adapter.looks or type(config.adapter).train_hook is not Method.train_hook:
@@ -254,16 +276,8 @@ def _sharded(config: RunConfig) -> Iterator[str]:
     if config.adapter.method == "alora":
         yield f"adapter.method=alora was not tried with ZeRO. Write adapter.method=lora, or {alone}."
     whole = not zero_offload.cuts_weights(section)
-    cure = "distributed.zero=2" if plain else "distributed={engine: deepspeed, zero: 2}"
     if not whole and (why := config.task.cut(config)):
         yield f"recipe={config.recipe} {why}. Write {cure}, which cuts the optimizer's state alone."
-    if not whole and config.over is not None and not config.over.adapters and config.distill.on_policy.share:
-        yield (
-            "distill.on_policy writes with the whole student, and zero=3 and fsdp2 cut it. "
-            f"Write {cure}, or leave distill.on_policy out."
-        )
-    if not whole and config.over is not None and not config.over.adapters and config.distill.peers is not None:
-        yield f"distill.peers teach each other over a whole backbone, and {section.engine} cuts it. Write {alone}."
     if not whole and config.adapter.method == "vb-lora":
         yield f"adapter.method=vb-lora has one bank of vectors for all blocks, and these are cut apart. Write {cure}."
     packed = config.model.weights in ("nf4", "fp4")
