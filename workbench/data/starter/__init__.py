@@ -1,6 +1,6 @@
 """The shipped backbones and data sets: a first run needs no network.
 
-A Llama of 6 M parameters, a ViT in `vision` and a Whisper in `sound`.
+A Llama of 6 M parameters, a ViT in `vision`, both as a LLaVA in `vision-language`, and a Whisper in `sound`.
 """
 
 from __future__ import annotations
