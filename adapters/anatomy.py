@@ -235,7 +235,7 @@ def is_attention(path: str) -> bool:
 def task(model: PreTrainedModel) -> str | None:
     """PEFT's name of the model's task; None where PEFT has none."""
     name = type(model).__name__
-    if reads_sound(model) and name.endswith("Classification"):
+    if reads_sound(model):  # whose arguments PEFT's classes of tasks do not know
         return None
     if name.endswith("ForSequenceClassification"):
         return "SEQ_CLS"
@@ -321,7 +321,10 @@ def trial_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     else:
         shape = (1, getattr(hub, "max_length", 100), bands)
     features = torch.linspace(-1, 1, math.prod(shape)).to(weight.device, torch.float32).view(shape)
-    return {model.main_input_name: features}
+    inputs = {model.main_input_name: features}
+    if model.can_generate():
+        inputs["decoder_input_ids"] = torch.arange(2, 6, device=weight.device)[None] % hub.vocab_size
+    return inputs
 
 
 def block_width(model: PreTrainedModel, block: str) -> int:

@@ -48,7 +48,8 @@ def _lines(backbone: Any, saved: dict[str, Any], place: str = '"folder")  # the 
     family, base = type(backbone).__name__, saved["base_model_name_or_path"]
     door = family if hasattr(transformers, family) else "AutoModel"
     labels = f", num_labels={backbone.config.num_labels}" if family.endswith("Classification") else ""
-    labels += ", ignore_mismatched_sizes=True" if not anatomy.reads_tokens(backbone) else ""  # a head for other classes
+    other_head = not (anatomy.reads_tokens(backbone) or backbone.can_generate())  # of other classes
+    labels += ", ignore_mismatched_sizes=True" if other_head else ""
     first = needed(saved)
     pruning = semi_structured.reloading(backbone)
     lines = ["import re", "", "import torch"] if pruning else []

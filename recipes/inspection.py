@@ -91,10 +91,13 @@ def pieces(
     is_picture = np.zeros(len(row.input_ids), dtype=bool)
     if row.pictures and processor is not None:
         is_picture = np.isin(row.input_ids, processor.token_ids)
+        is_picture[: row.source] = True  # a recording's positions
     cuts = [0, *(np.flatnonzero(np.diff(row.supervised * 1 + is_picture * 2)) + 1).tolist(), len(row.input_ids)]
     return [
         (
-            f"[picture: {stop - start} tokens]"
+            f"[recording: {stop} positions]"
+            if stop == row.source
+            else f"[picture: {stop - start} tokens]"
             if is_picture[start]
             else str(tokenizer.decode(row.input_ids[start:stop])),
             bool(row.supervised[start]),

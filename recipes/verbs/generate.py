@@ -259,7 +259,12 @@ def require_one_turn(config: RunConfig, run: Path) -> None:
 
 
 def require_text(config: RunConfig, run: Path) -> None:
-    """Raise ConfigError where a run trains no model that writes text."""
+    """Raise ConfigError where a run trains no model that writes answers to texts."""
+    if config.media is not None and config.task.writes_text:
+        raise ConfigError(
+            f"{run} writes the transcripts of recordings, and this verb asks with texts. "
+            f"`workbench predict {run} FILE` transcribes those of a table or a folder."
+        )
     if config.task.writes_text:
         return
     predicts = "" if config.task.predicts is None else f", `workbench predict` can {config.task.predicts[1]}"

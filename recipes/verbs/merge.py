@@ -14,7 +14,7 @@ from workbench.adapters import Full
 from workbench.adapters.precision import expert_layers
 from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
-from workbench.models import backbones, exported, weight_formats
+from workbench.models import backbones, exported, sounds, weight_formats
 from workbench.models.backbones import DTYPES, QUANTISED
 from workbench.recipes.task import OutputError, RunOutputs, implementation
 from workbench.runs import files, run_directory
@@ -93,6 +93,7 @@ def _rounded(run: Path, config: RunConfig, reference: RunOutputs, weights: str) 
     packed = config.model.weights in QUANTISED
     backbone = base_model(run, config, reference, weights=config.model.weights if packed else "float32")
     backbone = reference.settle(backbone.to(DTYPES[weights]))  # type: ignore[arg-type]
+    sounds.compute_in(backbone, DTYPES[weights])
     return reference.error(adapters.load(backbone, run / "adapter"), backbone)
 
 
@@ -120,6 +121,7 @@ def merged_model(run: Path, config: RunConfig, reference: RunOutputs, *, weights
         backbone = adapters.merge(adapters.load(backbone, run / "adapter"), config.adapter)
     model = reference.settle(backbone)
     model.to(DTYPES[weights])  # type: ignore[arg-type]
+    sounds.compute_in(model, DTYPES[weights])
     model.config.dtype = DTYPES[weights]
     return model
 

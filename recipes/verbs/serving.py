@@ -23,6 +23,7 @@ from workbench.evaluation.serving.scheduler import Scheduler
 from workbench.evaluation.serving.served_models import AdapterLoader, ServedModel, TextModel
 from workbench.models import backbones, exported, output_heads
 from workbench.recipes.task import implementation
+from workbench.recipes.verbs import generate
 from workbench.runs import files, run_directory
 from workbench.runs.http_server import LOOPBACK, Address, serve
 from workbench.runs.trust import Trust
@@ -108,6 +109,8 @@ def named(sources: Sequence[str], *, trust: bool) -> list[NamedRun]:
                 f"{run}: recipe {config.recipe} is not served. Runs of {names(lambda task: task.serves)} are; "
                 "`workbench evaluate` and `predict` ask the others."
             )
+        if config.task.writes_text:
+            generate.require_text(config, run)
         by_name[name] = NamedRun(name, run, config)
     for each in by_name.values():
         if each.config.task.writes_text and each.config.model.id in by_name:

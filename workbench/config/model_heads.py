@@ -14,6 +14,7 @@ from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
     AutoModel,
@@ -24,6 +25,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForSpeechSeq2Seq,
     AutoModelForTokenClassification,
     PretrainedConfig,
 )
@@ -36,16 +38,21 @@ Problem = Literal["single_label_classification", "multi_label_classification", "
 
 @dataclass(frozen=True)
 class ModelHead:
-    """The output of a backbone's head: text (causal or sequence to sequence), masked tokens, classes of a row or of
-    each token; or no head."""
+    """The output of a backbone's head: text (causal or sequence to sequence), the transcript of speech, masked tokens,
+    classes of a row or of each token; or no head."""
 
-    head: Literal["text", "masked", "classes", "tokens", "hidden"]
+    head: Literal["text", "speech", "masked", "classes", "tokens", "hidden"]
     labels: tuple[str, ...] = ()
     """Names of the classes."""
     seed: int = 0
     """Decides the initial values of a fresh classification head."""
     problem: Problem | None = None
     """Kind of labels by transformers' name, such as multi_label_classification."""
+
+    @property
+    def writes_text(self) -> bool:
+        """Whether a model with this head writes answers or transcripts."""
+        return self.head in ("text", "speech")
 
     def configured(self, hub: PretrainedConfig) -> PretrainedConfig:
         """`hub` with the classes of this task."""
@@ -91,6 +98,10 @@ _CLASSES: dict[str, tuple[str, tuple[tuple[Any, Any], ...]]] = {
         "sequence-to-sequence language model",
         ((MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoModelForSeq2SeqLM),),
     ),
+    "speech": (
+        "model that writes what it hears",
+        ((MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING, AutoModelForSpeechSeq2Seq),),
+    ),
     "masked": ("masked language model", ((MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM),)),
     "classes": (
         "classification head",
@@ -108,7 +119,7 @@ _CLASSES: dict[str, tuple[str, tuple[tuple[Any, Any], ...]]] = {
 }
 
 
-TEXT, MASKED, HIDDEN = ModelHead("text"), ModelHead("masked"), ModelHead("hidden")
+TEXT, SPEECH, MASKED, HIDDEN = (ModelHead(each) for each in ("text", "speech", "masked", "hidden"))
 
 
 def classes(labels: Sequence[str], *, seed: int, problem: Problem | None = None) -> ModelHead:
@@ -121,4 +132,6 @@ def of(config: RunConfig) -> ModelHead:
     if config.task.output is not None:
         return classes((config.task.output,), seed=config.seed, problem="regression")
     assert config.task.head not in ("classes", "tokens"), "the rows say which classes there are"
+    if config.reads_sound:
+        return SPEECH
     return {"text": TEXT, "masked": MASKED, "hidden": HIDDEN}[config.task.head]

@@ -102,7 +102,7 @@ class MicroBatch:
     @property
     def width(self) -> int:
         """Padded tokens of each row of text, L; of a decoder where there is one."""
-        return self.inputs.get("decoder_input_ids", self.inputs["input_ids"]).shape[1]
+        return self.inputs["decoder_input_ids" if "decoder_input_ids" in self.inputs else "input_ids"].shape[1]
 
     def numbered(self, indices: Indices, lengths: Indices) -> tuple[Indices, Indices | None]:
         """Numbers of the rows for what draws by row, and their tokens where they are known. `indices`: the examples of

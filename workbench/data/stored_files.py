@@ -139,3 +139,12 @@ def _archive_digest(path: Path, modified: int, size: int) -> bytes:
 
 def _why(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def stamp(path: str) -> str:
+    """A file's path, size and time of change; empty where there is no file."""
+    try:
+        state = Path(path).stat()
+    except OSError:
+        return ""
+    return f"{path}\0{state.st_size}\0{state.st_mtime_ns}"

@@ -118,6 +118,8 @@ def _row_scores(table: pd.DataFrame) -> dict[str, Floats]:
     """Scores of each row (N,), by their names in scores.json."""
     if "f1_after" in table:
         return {"f1": _floats(table["f1_after"]), "rouge_l": _floats(table["rouge_l_after"])}
+    if "wer_after" in table:
+        return {"wer": _floats(table["wer_after"]), "cer": _floats(table["cer_after"])}
     if "reward_after" in table:
         return {"reward": _floats(table["reward_after"])}
     if "margin" in table:

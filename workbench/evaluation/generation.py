@@ -24,6 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     Cache,
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
@@ -41,7 +42,7 @@ from workbench.data.text.generated_answers import Floats, SampledAnswer
 from workbench.data.text.media import MediaProcessor
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
-from workbench.evaluation import metrics
+from workbench.evaluation import metrics, transcript_scores
 from workbench.evaluation.forward_passes import ModelResults, over_rows
 from workbench.evaluation.perplexity import Likelihood
 from workbench.models.exported import ExportedModel
@@ -101,6 +102,10 @@ def generate(
             slides = getattr(model.config.get_text_config(), "sliding_window", None) is not None
             if kind == PeftType.PREFIX_TUNING and slides and not inputs["attention_mask"].all():
                 return _one_by_one(model, **inputs, settings=settings)
+        backbone: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        if anatomy.reads_sound(backbone):  # Whisper's own would cut recordings and begin with other tokens
+            heard: Tensor = GenerationMixin.generate(backbone, **inputs, **settings)
+            return heard
         return model.generate(**inputs, **settings)  # type: ignore[operator, no-any-return]
 
 
@@ -291,6 +296,7 @@ class GeneratedAnswer:
     reference: str
     answer: str
     source: str = ""  # name of the set that the prompt comes from, where there are several
+    heard: bool = False  # whether it is the transcript of a recording, whose words and characters are compared
 
     @property
     def f1(self) -> float:
@@ -373,9 +379,10 @@ def answers_to(
     return {
         row: GeneratedAnswer(
             place=tokens.place(row),
-            prompt=shown(tokenizer, turn.input_ids[: turn.prompt], tokens.processor),
+            prompt=shown(tokenizer, turn.input_ids[: turn.prompt], tokens.processor) or tokens.place(row),
             reference=_text(tokenizer, turn.input_ids[turn.start : turn.stop]).strip(),
             answer=answer,
+            heard=tokens.processor is not None and bool(tokens.processor.prompt),
         )
         for (row, turn), answer in zip(turns.items(), written, strict=True)
     }
@@ -397,9 +404,13 @@ def summary(likelihood: Likelihood, answers: Sequence[GeneratedAnswer]) -> dict[
 
 
 def answer_scores(answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
-    """Mean F1 and ROUGE-L of answers with their 95 % intervals (bootstrap over answers); empty where there are none."""
+    """Mean F1 and ROUGE-L of answers, or error rates of transcripts, with 95 % intervals (bootstrap over answers);
+    empty where there are none."""
     if not answers:
         return {}
+    if answers[0].heard:
+        edits = [transcript_scores.edits(each.answer, each.reference) for each in answers]
+        return units.rounded(transcript_scores.scores(edits))
     value_AS = np.asarray([(each.f1, each.rouge_l) for each in answers])
     return units.rounded(metrics.bootstrap_means(("f1", "rouge_l"), value_AS))
 
@@ -413,8 +424,16 @@ def answer_table(answers: Sequence[GeneratedAnswer], *, before: Mapping[str, str
         "prompt": [each.prompt for each in answers],
         "reference": [each.reference for each in answers],
     }
+    first = [before[each.place] for each in answers] if before else []
+    if answers and answers[0].heard:
+        for when, texts in (("before", first), ("after", [each.answer for each in answers])):
+            if texts:
+                own = [transcript_scores.edits(text, each.reference) for text, each in zip(texts, answers, strict=True)]
+                rates = {f"wer_{when}": [each.wer for each in own], f"cer_{when}": [each.cer for each in own]}
+                columns |= {when: texts, **rates}
+        return pd.DataFrame(columns)
     if before:
-        columns["before"] = first = [before[each.place] for each in answers]
+        columns["before"] = first
         pairs = [(own, each.reference) for own, each in zip(first, answers, strict=True)]
         columns["f1_before"] = [metrics.token_f1(*pair) for pair in pairs]
         columns["rouge_l_before"] = [metrics.rouge_l(*pair) for pair in pairs]
@@ -483,6 +502,8 @@ def _continued(
     device = next(model.parameters()).device
     encodes: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     settings = generation_config(stop, max_new_tokens=max_new_tokens)
+    if processor is not None and processor.most is not None:
+        settings.max_length, settings.max_new_tokens = min(processor.most, len(processor.prompt) + max_new_tokens), None
 
     def stopping() -> bool:
         return scoring is not None and scoring.store.stopping
@@ -490,13 +511,17 @@ def _continued(
     def compute(rows: Indices) -> list[ReadT] | None:
         chosen = [prompts[row] for row in rows]
         inputs = encoder_inputs(chosen) if encodes else padded_on_the_left(chosen)
+        begin = 1 if encodes else inputs["input_ids"].shape[1]  # a decoder's own first token is its start token
         if processor is not None:
             inputs |= processor.inputs(inputs["input_ids"], [pictures[row] for row in rows])
+        if processor is not None and processor.prompt:
+            del inputs["input_ids"]  # which only counts the positions of recordings
+            begin = len(processor.prompt)
+            inputs["decoder_input_ids"] = torch.tensor([processor.prompt] * len(rows))
         on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
         output = generate(model, on_device, settings, halt=None if scoring is None else stopping)
         if stopping():
             return None  # the answers may be unfinished
-        begin = 1 if encodes else inputs["input_ids"].shape[1]  # a decoder's own first token is its start token
         return [read(ids) for ids in output[:, begin:].cpu().numpy()]
 
     lengths = np.asarray([len(prompt) + max_new_tokens for prompt in prompts], dtype=np.int64)
@@ -648,7 +673,11 @@ def question_ids(model: ExportedModel, example: Example) -> Indices:
 
 def question_of(model: ExportedModel, example: Example) -> Question:
     """What an answer to `example` starts from; raises DataError where there is nothing, or too much to read."""
-    assert isinstance(model.template, ChatEncoder)
+    if not isinstance(model.template, ChatEncoder):
+        raise DataError(
+            f"{example.place} is a text, and the model hears recordings. `workbench predict RUN FILE` writes the "
+            "transcripts of those of a table or a folder."
+        )
     ids = np.asarray(model.template.question(example), dtype=np.int64)
     if not len(ids):
         raise DataError(f"{example.place} is empty. Write at least one word.")

@@ -23,7 +23,6 @@ from transformers import (
     MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    FeatureExtractionMixin,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -44,13 +43,12 @@ from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import RowReader
 from workbench.data.labelled.text_reader import TextReader
 from workbench.data.sound import sound_reader
-from workbench.data.sound.sound_format import SoundFormat
 from workbench.data.sound.sound_reader import SoundReader
 from workbench.errors import BackboneError, FileError
 from workbench.losses import r_drop
 from workbench.losses.class_losses import Objective
 from workbench.losses.label_losses import LabelTap
-from workbench.models import backbones, exported, pictures
+from workbench.models import backbones, exported, pictures, sound_processor
 from workbench.models.backbone_source import source_arguments, source_path
 from workbench.runs import files
 
@@ -181,28 +179,9 @@ def processor(config: ModelConfig) -> dict[str, Any]:
     return dict(processor_config)
 
 
-def sound_format(config: RunConfig) -> SoundFormat:
-    """The features that the backbone hears, of the length that `audio` says, or its files need."""
-    hub = backbones.hub_config(config.model)
-    try:
-        processor, _ = FeatureExtractionMixin.get_feature_extractor_dict(
-            source_path(config.model), **source_arguments(config.model)
-        )
-    except OSError:
-        processor = {}
-    try:
-        found = SoundFormat.read(processor, hub.to_dict(), type(hub), most=config.audio.max_seconds)
-    except BackboneError as error:
-        raise BackboneError(f"model.id={config.model.id}: {error}") from None
-    if found.seconds is not None:
-        return found
-    trained = [own.train for own in config.data.training_files.values()]
-    others = [*config.data.held_out_files.values(), *config.data.test_files.values()]
-    return replace(found, seconds=sound_reader.longest([*trained, *others], config.data, config.audio))
-
-
 def _sound_reader(config: RunConfig) -> SoundReader:
-    return SoundReader(sound_format(config), config.data, config.classes, config.audio, config.rows_seed)
+    found = sound_processor.sound_format(config, backbones.hub_config(config.model))
+    return SoundReader(found, config.data, config.classes, config.audio, config.rows_seed)
 
 
 def _picture_reader(config: RunConfig, hub: PretrainedConfig, known: SavedFormat) -> PictureReader:

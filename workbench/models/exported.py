@@ -14,11 +14,11 @@ from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.config.model_heads import ModelHead
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.row_encoder import row_encoder
-from workbench.data.text.token_masking import MlmEncoder
+from workbench.data.text.row_encoder import OwnEncoder, row_encoder
 from workbench.errors import ConfigError, FileError
 from workbench.models import backbones, output_heads, picture_processor
 from workbench.models.output_heads import Head
+from workbench.models.sound_processor import FeatureProcessor
 from workbench.runs import files, run_directory
 from workbench.runs.resume_command import finish
 
@@ -33,7 +33,7 @@ class ExportedModel:
     model: nn.Module
     head: Head
     tokenizer: PreTrainedTokenizerBase
-    template: ChatEncoder | MlmEncoder
+    template: OwnEncoder
     stop: list[int]  # tokens at which generation ends; none where the model writes no text
 
 
@@ -41,7 +41,7 @@ def save(
     model: nn.Module,
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
-    template: ChatEncoder | MlmEncoder,
+    template: OwnEncoder,
     stop: list[int],
     *,
     adapter: Callable[[Path], None] | None = None,
@@ -53,6 +53,8 @@ def save(
     with files.new_folder(folder) as aside:
         adapters.save(model, aside) if adapter is None else adapter(aside)
         tokenizer.save_pretrained(aside)
+        if isinstance(template.processor, FeatureProcessor):
+            template.processor.save(aside)
         known = getattr(model, "generation_config", None)
         begin = {name: getattr(known, name, None) for name in BEGIN}
         GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id, **begin).save_pretrained(aside)

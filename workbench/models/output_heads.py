@@ -357,7 +357,7 @@ def find(model: nn.Module, backbone: PreTrainedModel) -> Head:
     if isinstance(next(backbone.parameters()), FakeTensor):
         return head  # a plan has no values to check
     ids_BL = torch.arange(2, 6, device=backbone.device)[None] % head.vocabulary
-    inputs = {"input_ids": ids_BL}
+    inputs = anatomy.trial_inputs(backbone) if anatomy.reads_sound(backbone) else {"input_ids": ids_BL}
     if backbone.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids_BL
     training = model.training
@@ -382,7 +382,7 @@ def find(model: nn.Module, backbone: PreTrainedModel) -> Head:
 
 def _predicting(inputs: Mapping[str, Tensor]) -> Tensor:
     """The tokens (B, L) at whose positions logits are predicted."""
-    return inputs.get("decoder_input_ids", inputs["input_ids"])
+    return inputs["decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"]
 
 
 def _looks_right(head: Head, model: nn.Module, backbone: PreTrainedModel, inputs: Mapping[str, Tensor]) -> bool:

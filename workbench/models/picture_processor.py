@@ -33,9 +33,12 @@ from workbench.config.sections.image_config import ImageConfig
 from workbench.data.images import picture_sources
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_store import use
+from workbench.data.stored_files import stamp
 from workbench.data.text.media import KINDS, KeptPictures, Media
 from workbench.errors import BackboneError, DataError
+from workbench.models import sound_processor
 from workbench.models.backbone_source import source_arguments, source_path
+from workbench.models.sound_processor import FeatureProcessor
 from workbench.runs import addresses, files
 
 if TYPE_CHECKING:
@@ -47,8 +50,11 @@ VERSION = "2"  # raise it when what is kept changes
 SIDE = 96  # longest side of the small pictures that reports show, in pixels
 
 
-def of(config: RunConfig, hub: PretrainedConfig) -> PictureProcessor | str | None:
-    """What reads the pictures of rows for a backbone; or why none can be read; None where its task reads none."""
+def of(config: RunConfig, hub: PretrainedConfig) -> PictureProcessor | FeatureProcessor | str | None:
+    """What reads the pictures or recordings of rows for a backbone; or why none can be read; None where its task reads
+    none."""
+    if config.reads_sound:
+        return sound_processor.of(config, hub)
     if not config.task.pictured:
         return None
     if config.over is not None:
@@ -181,7 +187,7 @@ class PictureProcessor:
         known: dict[str, tuple[str, ...]] = self._texts
         if key not in known:
             known[key] = self._stored_texts(key) or self._made(found, key, where)
-        stamps = [_stamp(str(file.path)) for file in found if file.path is not None]
+        stamps = [stamp(str(file.path)) for file in found if file.path is not None]
         return KeptPictures(key, known[key], tuple(stamps))
 
     @cached_property
@@ -225,7 +231,7 @@ class PictureProcessor:
 
     def knows(self, keys: Iterable[str], stamps: Iterable[str]) -> bool:
         """Whether all pictures of rows are still kept, and their files are what they were."""
-        same = all(_stamp(state.split("\0")[0]) == state for state in set(stamps))
+        same = all(stamp(state.split("\0")[0]) == state for state in set(stamps))
         return same and all((self.folder / key).exists() for key in set(keys) - {""})
 
     def inputs(self, ids_BL: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:
@@ -258,6 +264,15 @@ class PictureProcessor:
 
         model: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[self.architecture]
         return [name for name in _TYPES if name in signature(model.forward).parameters]
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """None: what stands before an answer is in the row."""
+        return ()
+
+    @property
+    def most(self) -> None:
+        """None: a row's own length says it."""
 
     @property
     def settings(self) -> list[Any]:
@@ -340,15 +355,6 @@ def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
             for array in arrays
         ]
     )
-
-
-def _stamp(path: str) -> str:
-    """A file's path, size and time of change."""
-    try:
-        state = Path(path).stat()
-    except OSError:
-        return ""
-    return f"{path}\0{state.st_size}\0{state.st_mtime_ns}"
 
 
 @lru_cache(maxsize=4)

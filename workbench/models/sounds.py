@@ -29,6 +29,17 @@ def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
             vars(module)["_requires_grad"] = False
     pictures.hold_batch_statistics(model)
     model.register_forward_pre_hook(_Cast(model.main_input_name, compute), with_kwargs=True)
+    if model.can_generate():  # which calls the encoder alone
+        model.get_encoder().register_forward_pre_hook(_Cast(model.main_input_name, compute), with_kwargs=True)
+
+
+def compute_in(model: nn.Module, compute: torch.dtype) -> None:
+    """Give a loaded backbone its inputs in another precision, after its weights were cast to that; nothing where it
+    hears no sound."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, _Cast):
+                hook.compute = compute
 
 
 class _Cast:

@@ -245,7 +245,7 @@ class MicroBatchTrial(NamedTuple):
 def _costs(fit: Training) -> Costs:
     """Bounds from above."""
     backbone, float32 = fit.freezer.backbone, torch.float32.itemsize
-    pictures = not anatomy.reads_tokens(backbone)
+    pictures = not (anatomy.reads_tokens(backbone) or backbone.can_generate())
     # The configuration of the blocks that predict.
     body: Any = anatomy.body_config(backbone.config) if pictures else backbone.config.get_text_config(decoder=True)
     if body._attn_implementation == "eager" or fit.compares:

@@ -54,6 +54,10 @@ def verdict(record: RunRecord) -> str:
             text += f"; the answers' F1 stayed at {after:.2f}"
         else:
             text += f"; the answers' F1 {'rose' if difference > 0 else 'fell'} from {before:.2f} to {after:.2f}"
+    if (difference := record.difference("wer")) is not None:
+        before, after = (record.scores[when]["wer"] for when in ("before", "after"))
+        moved = "rose" if difference > 0 else "fell" if difference < 0 else "stayed"
+        text += f"; the word error rate {moved} from {before:.3f} to {after:.3f}"
     return f"{text}."
 
 

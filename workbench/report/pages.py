@@ -38,6 +38,8 @@ SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
     "token_accuracy": ("Token accuracy", "high"),
     "f1": ("Answer F1", "high"),
     "rouge_l": ("Answer ROUGE-L", "high"),
+    "wer": ("Word error rate", "low"),
+    "cer": ("Character error rate", "low"),
 }
 """Title of each score on the page, and which direction is better."""
 COLUMNS = (
@@ -123,7 +125,7 @@ def write(run: Path) -> Path:
             *task_sections.preference_plots(this),
             *task_sections.reinforce_plots(this),
         ],
-        samples=_samples(this.predictions, this.pictures) if "f1_after" in this.predictions else [],
+        samples=_samples(this.predictions, this.pictures),
         task_rows=task_sections.rows(this),
         classifies=this.classifies,
         classified=class_section.classified(this),
@@ -268,10 +270,13 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
 
 def _samples(predictions: pd.DataFrame, pictures: pd.DataFrame) -> list[tuple[str, list[dict[str, Any]]]]:
     """The best, the worst and some other answers after training, each row at most once, with its `pictures`."""
-    if predictions.empty:
+    names = next((names for names in (("f1", "rouge_l"), ("wer", "cer")) if f"{names[0]}_after" in predictions), None)
+    if predictions.empty or names is None:
         return []
-    ranked = predictions.sort_values(["f1_after", "rouge_l_after"], ascending=False, kind="stable")
+    ranked = predictions.sort_values([f"{each}_after" for each in names], ascending=names[0] == "wer", kind="stable")
     rows = ranked.to_dict("records")
+    for row in rows:
+        row["scored"] = {when: f"{names[0].upper()} {row[f'{names[0]}_{when}']:.2f}" for when in ("before", "after")}
     best, rest = rows[:SAMPLES], rows[SAMPLES:]
     worst, rest = rest[::-1][:SAMPLES], rest[: max(0, len(rest) - SAMPLES)]
     others = random.Random(0).sample(rest, min(SAMPLES, len(rest)))
@@ -430,6 +435,8 @@ _COMPARED: dict[tuple[str, str], tuple[str, Literal["low", "high"]]] = {
     ("after", "loss"): ("held-out loss after", "low"),
     ("after", "f1"): ("answer F1 after", "high"),
     ("after", "rouge_l"): ("answer ROUGE-L after", "high"),
+    ("after", "wer"): ("word error rate after", "low"),
+    ("after", "cer"): ("character error rate after", "low"),
     ("after", "accuracy"): ("accuracy after", "high"),
     ("after", "macro_f1"): ("macro-F1 after", "high"),
     ("after", "micro_f1"): ("micro-F1 after", "high"),

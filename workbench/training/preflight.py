@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from workbench import adapters
 from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig, TrainingSections, model_heads
-from workbench.config.model_heads import TEXT, ModelHead
+from workbench.config.model_heads import ModelHead
 from workbench.config.sections.optimizer_config import OF_INNER_MATRICES
 from workbench.data.batching import Examples, Indices
 from workbench.data.held_out_split import Splits
@@ -51,7 +51,7 @@ def require_runnable(config: RunConfig, data: Splits[TokenizedSet]) -> list[str]
         WorkbenchError: says what to change.
     """
     tokenized_set.require_teaching(data)
-    if model_heads.of(config) is TEXT:
+    if model_heads.of(config).writes_text:
         tokenized_set.require_ends(data)
     splits = list(data.named().values())
     return require_backbone(config, splits, model_heads.of(config))

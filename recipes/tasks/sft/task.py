@@ -17,16 +17,17 @@ from workbench.config import RunConfig, model_heads
 from workbench.config.model_heads import TEXT, ModelHead
 from workbench.data import mixture, starter
 from workbench.data.batching import evenly_spaced
-from workbench.data.text import formats, length_warm_up, prompts, tokenized
+from workbench.data.rows import RawRow
+from workbench.data.text import formats, length_warm_up, prompts, tokenized, transcripts
 from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.media import Media
 from workbench.data.text.preference_pairs import PreferenceEncoder
 from workbench.data.text.prompts import PromptEncoder, read_prompts
 from workbench.data.text.quality import cleaning, rules
 from workbench.data.text.quality.rules import RowText
 from workbench.data.text.quality.survey import SourceRows
-from workbench.data.text.row_encoder import RowEncoder, conversation_encoder
+from workbench.data.text.row_encoder import OwnEncoder, RowEncoder, conversation_encoder
 from workbench.data.text.stepwise import StepEncoder
-from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
 from workbench.evaluation import generation
@@ -36,6 +37,7 @@ from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
+from workbench.models.sound_processor import FeatureProcessor
 from workbench.recipes.inspection import SHOWN, Inspection, pieces, unread
 from workbench.recipes.single import row_difficulty, start_adapter, token_reference
 from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, ScoringOptions, Task
@@ -47,7 +49,7 @@ from workbench.training.callbacks import Callback, Silent
 from workbench.training.capacity import FORWARD_TOKENS
 from workbench.training.optim.schedules import total_steps
 
-Encoder = ChatEncoder | MlmEncoder | PromptEncoder | PreferenceEncoder | StepEncoder
+Encoder = OwnEncoder | PromptEncoder | PreferenceEncoder | StepEncoder
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Keys of a generation_config.json that only sampling reads; Llama 2's has them, and does not sample."""
 
@@ -74,6 +76,43 @@ def outputs(run: Path, config: RunConfig, *, prompts_alone: bool = False) -> Tex
     held_out = tokenized.load(config.data, unmerged.tokenizer, template, seed=config.seed).held_out
     wanted = hidden_states(unmerged.model, unmerged.head, held_out, rows=ROWS)
     return TextReference(config, unmerged, held_out, wanted)
+
+
+def _transcribed(run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
+    """Transcripts of the recordings of a table, a folder, an archive, or of one file."""
+    import pandas as pd
+
+    model = exported.load(run, config)
+    processor = model.template.processor
+    assert isinstance(processor, FeatureProcessor)
+    read, keys, skipped = list[RawRow](), list[str](), list[str]()
+    for row in transcripts.read_rows(config.audio, starter.resolve(source), config.data, transcribed=False):
+        try:
+            if row.mistake:
+                raise DataError(f"{row.place}: {row.mistake}")
+            keys.append(processor.kept([Media(transcripts.AUDIO, row.columns[config.audio.column])], row.place).key)
+        except DataError as error:
+            if config.data.on_bad_row == "refuse":
+                raise
+            skipped.append(str(error))
+        else:
+            read.append(row)
+    if not read:
+        raise DataError(
+            f"{source}: none of its recordings can be read. The last one: {skipped[-1] if skipped else 'none'}"
+        )
+    written = evaluation.complete(
+        model.model,
+        [np.full(processor.positions, processor.prompt[0])] * len(read),
+        model.tokenizer,
+        stop=model.stop,
+        max_new_tokens=turn.max_new_tokens,
+        scoring=turn.scoring,
+        pictures=keys,
+        processor=processor,
+    )
+    table = pd.DataFrame({"row": [row.place for row in read], "answer": written})
+    return PredictionTable(table, skipped, read=read)
 
 
 @dataclass(frozen=True)
@@ -197,7 +236,7 @@ class TokenTask(Task):
                 *unread(*data),
                 *(data.train.contamination.sentences if data.train.contamination else ()),
                 *([data.train.cleaning.sentence] if data.train.cleaning else ()),
-                *_outlook(data.train, config),
+                *(() if config.reads_sound else _outlook(data.train, config)),
                 *token_reference.in_words(config, tokenizer),
             ],
         )
@@ -217,6 +256,8 @@ class TokenTask(Task):
         if not config.task.writes_text:
             return super().predict(run, source, config, turn)
         skipped: list[str] = []
+        if config.reads_sound:
+            return _transcribed(run, source, config, turn)
         questions = list(read_prompts(source, config.data, skipped))
         model = exported.load(run, config)
         asked = [generation.question_of(model, question) for question in questions]

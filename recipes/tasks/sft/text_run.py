@@ -22,7 +22,6 @@ from typing_extensions import Self
 from workbench import evaluation, losses
 from workbench.adapters import ALora, Method, anatomy
 from workbench.config import RunConfig, model_heads
-from workbench.config.model_heads import TEXT
 from workbench.config.sections.regularise_config import RegulariseConfig
 from workbench.config.sections.sampling_config import SelectConfig
 from workbench.data import mixture, starter
@@ -31,11 +30,11 @@ from workbench.data.held_out_split import Splits
 from workbench.data.resampling import weighted
 from workbench.data.text import decontamination, formats, length_warm_up, tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.row_encoder import row_encoder
-from workbench.data.text.token_masking import MlmEncoder
+from workbench.data.text.row_encoder import OwnEncoder, row_encoder
 from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.data.text.transcripts import TranscriptEncoder
 from workbench.errors import ConfigError
-from workbench.evaluation import GeneratedAnswer
+from workbench.evaluation import GeneratedAnswer, transcript_scores
 from workbench.evaluation.forward_passes import ModelResults, ResultStore
 from workbench.evaluation.perplexity import Floats, SummedLosses
 from workbench.losses import r_drop
@@ -85,7 +84,7 @@ def begin(
 
 def prepare(
     config: RunConfig, run: Run, *, choose: Choice | None = None, measure: Callable[..., Floats] | None = None
-) -> tuple[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits[TokenizedSet]]:
+) -> tuple[PreTrainedTokenizerBase, OwnEncoder, Splits[TokenizedSet]]:
     """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing.
 
     Args:
@@ -102,6 +101,8 @@ def prepare(
         data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
     asked = None if measure is None else partial(measure, tokenizer=tokenizer)
     data = data._replace(train=row_difficulty.graded(data.train, config, measure=asked))
+    if isinstance(template, TranscriptEncoder):
+        data = data._replace(train=replace(data.train, collate=template.augmented))
     preflight.require_runnable(config, data)
     require_whole_pictures(config, data.train)
     start_adapter.require(config)
@@ -115,8 +116,10 @@ def prepare(
     return tokenizer, template, data
 
 
-def encoder_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder | MlmEncoder:
-    """How the rows of a run are written for its backbone, pictures included."""
+def encoder_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> OwnEncoder:
+    """How the rows of a run are written for its backbone, pictures and recordings included."""
+    if config.reads_sound:
+        transcript_scores.require_library()  # before a run that could not be scored
     hub, template = backbones.hub_config(config.model), read_template(config)
     return row_encoder(config, hub, tokenizer, template=template, processor=picture_processor.of(config, hub))
 
@@ -125,7 +128,7 @@ def require_whole_pictures(config: RunConfig, train: TokenizedSet) -> None:
     """Refuse settings that would cut the tokens of pictures, or that read text alone; raises ConfigError."""
     if not train.pictured:
         return
-    own = config.distributed
+    own, what = config.distributed, "recordings" if config.reads_sound else "pictures"
     wanted = {
         "data.length_warm_up.start": config.data.length_warm_up.start is not None,
         "token_drop": config.token_drop.is_on,
@@ -137,17 +140,17 @@ def require_whole_pictures(config: RunConfig, train: TokenizedSet) -> None:
     for key, is_on in wanted.items():
         if is_on:
             cure = "Write freeze.cache=off." if key == "freeze.policy" else "Leave it out."
-            raise ConfigError(f"{key} takes rows for tokens alone, and rows here have pictures. {cure}")
+            raise ConfigError(f"{key} takes rows for tokens alone, and rows here have {what}. {cure}")
     if getattr(config.adapter, "virtual_tokens", None) is not None:
         raise ConfigError(
-            f"adapter.method={config.adapter.method} puts virtual tokens before a text, and rows here have pictures. "
+            f"adapter.method={config.adapter.method} puts virtual tokens before a text, and rows here have {what}. "
             "Write adapter.method=lora."
         )
 
 
 def about_rows(config: RunConfig) -> list[str]:
     """Sentence on rows of another task; none where they are of this one."""
-    if not config.task.answers:
+    if not config.task.answers or config.media is not None:
         return []
     labelled = [
         own.train
@@ -169,7 +172,7 @@ def _chosen(
     *,
     callback: Callback,
     tokenizer: PreTrainedTokenizerBase,
-    template: ChatEncoder | MlmEncoder,
+    template: OwnEncoder,
 ) -> TokenizedSet:
     from workbench.recipes.single import row_choice
 
@@ -202,7 +205,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     """A run that learns to predict tokens."""
 
     tokenizer: PreTrainedTokenizerBase
-    template: ChatEncoder | MlmEncoder
+    template: OwnEncoder
     data: Splits[TokenizedSet]
     reference: ReferenceLosses | None = field(default=None, kw_only=True)
     """Losses of a reference that those of tokens are compared with, where `data.sampling.by=tokens`."""
@@ -289,7 +292,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     @property
     def answers_samples(self) -> bool:
         """Whether the model that trains writes text, and the first process, which alone lets it, has all of it."""
-        return self.task is TEXT and not self.placement.cuts_weights and self.sample_count > 0
+        return self.task.writes_text and not self.placement.cuts_weights and self.sample_count > 0
 
     @property
     def sample_count(self) -> int:
@@ -502,7 +505,7 @@ def answer(
         model.model,
         split,
         model.tokenizer,
-        count=config.evaluate.answers if model_heads.of(config) is TEXT else 0,
+        count=config.evaluate.answers if model_heads.of(config).writes_text else 0,
         max_new_tokens=config.evaluate.max_new_tokens,
         scoring=scoring,
     )
@@ -550,9 +553,7 @@ INVOCATION_ROWS = 10_000
 """Rows that are looked through for the invocation of activated LoRA."""
 
 
-def with_invocation(
-    method: Method, template: ChatEncoder | MlmEncoder, tokenizer: PreTrainedTokenizerBase, *, chat: bool
-) -> Method:
+def with_invocation(method: Method, template: OwnEncoder, tokenizer: PreTrainedTokenizerBase, *, chat: bool) -> Method:
     """The method, with the token ids of its invocation where it has one.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 from workbench.adapters import METHODS, Method
@@ -249,7 +248,7 @@ def _of_task(config: RunSections) -> Iterator[str]:
         able = task_facts.names(lambda each: each.margins)
         yield f"data.columns.margin is for recipe={able}; recipe={config.recipe} compares no answers. Leave it out."
     for key, sentence in task.refuses.items():
-        if given(config, key):
+        if config.given(key):
             yield sentence.format(key=key, recipe=f"recipe={config.recipe}")
     if config.train.start is not None and task.start != "train":
         own = f"Write {task.start}.start instead" if task.start else "Leave it out"
@@ -271,13 +270,6 @@ def _of_metric(config: RunSections) -> Iterator[str]:
         yield (
             f"evaluate.metric={judge.name} does not apply to classes.kind={kind}. Write one of {metrics.names(kind)}."
         )
-
-
-def given(config: RunSections, key: str) -> bool:
-    """Whether a setting, or any of a section's, is not its default."""
-    *sections, last = key.split(".")
-    section = functools.reduce(getattr, sections, config)
-    return section.differs(last)
 
 
 def _of_choosing_backbones(config: RunSections) -> Iterator[str]:

@@ -55,6 +55,11 @@ class AudioConfig(MediaConfig):
     """What becomes of recordings of several channels, such as stereo: `mix` takes the mean of the channels, as
     recognisers of speech do; `refuse` them by name."""
     augment: SoundAugmentConfig = SoundAugmentConfig()
+    language: str | None = None
+    """Language of the recordings, such as en or english, for backbones that begin a transcript with its token, as
+    Whisper does. null: the one that the backbone's generation_config.json names. Recipe sft."""
+    task: Literal["transcribe", "translate"] = "transcribe"
+    """Whether transcripts are in the language of the recordings, or in English: the token of Whisper. Recipe sft."""
 
     @property
     def changes(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, GetJsonSchemaHandler, SerializeAsAny
@@ -143,6 +144,12 @@ class CommonSections(Section):
     def as_task(self) -> dict[str, Any]:
         """Values of `recipe` and `of` with which one member is a run of its own."""
         return {"recipe": self.task.name, "of": None}
+
+    def given(self, key: str) -> bool:
+        """Whether a setting by its dotted key, or any of a section's, is not its default."""
+        *sections, last = key.split(".")
+        section: Section = functools.reduce(getattr, sections, self)  # type: ignore[arg-type]
+        return section.differs(last)
 
     def section(self, kind: type[S]) -> S:
         """The section that a task declares in its own file."""

@@ -21,6 +21,7 @@ from workbench.data.rows import (
     string_of,
 )
 from workbench.data.source_files import local_path
+from workbench.data.stored_files import StoredFile
 from workbench.data.text import media
 from workbench.data.text.messages import (
     Message,
@@ -107,6 +108,7 @@ def read(
     def converter(first: RawRow) -> Callable[[RawRow], Example | None]:
         row_format = _detect(source, first.columns, config)
         reads.update(_reads(first.columns, row_format, config))
+        reads.update(name for name, cell in first.columns.items() if isinstance(cell, StoredFile))  # of a reader
         if conversion is not None:
             row_format = replace(row_format, convert=partial(conversion, row_format.name))
 

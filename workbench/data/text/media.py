@@ -210,6 +210,14 @@ class MediaProcessor(Protocol):
         """Ids of the tokens whose embeddings are those of pictures."""
 
     @property
+    def prompt(self) -> tuple[int, ...]:
+        """Ids that a decoder begins every answer with; empty where each row has its own."""
+
+    @property
+    def most(self) -> int | None:
+        """Most tokens of a decoder; None where rows say it."""
+
+    @property
     def settings(self) -> list[Any]:
         """All that the tokens of rows with pictures depend on, besides the rows; JSON."""
 

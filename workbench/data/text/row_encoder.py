@@ -13,10 +13,15 @@ from workbench.data.text.encoder_decoder import Seq2SeqEncoder
 from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.data.text.media import MediaProcessor
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.errors import BackboneError, WorkbenchError
+from workbench.data.text.transcripts import SoundProcessor, TranscriptEncoder
+from workbench.errors import BackboneError, ConfigError, WorkbenchError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+
+OwnEncoder = ChatEncoder | MlmEncoder | TranscriptEncoder
+"""How the rows of a run are written."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +99,21 @@ def row_encoder(
     *,
     template: str | None = None,
     processor: MediaProcessor | str | None = None,
-) -> ChatEncoder | MlmEncoder:
+) -> OwnEncoder:
     """Choose the row encoder for the recipe of `config` and the architecture `hub`. Raises BackboneError: the tokenizer
     or the template does not allow it.
 
     Args:
         template: Jinja source that replaces the tokenizer's chat template.
-        processor: Reads the pictures of rows; or why none are read; None: only other recipes read any.
+        processor: Reads the pictures or recordings of rows; or why none are read; None: only other recipes read any.
     """
+    if config.reads_sound:
+        if not isinstance(processor, SoundProcessor):
+            raise ConfigError(
+                "this verb reads texts, and rows with data.format=audio are recordings. They are read by `workbench "
+                "check`, `plan`, `run`, `evaluate`, `predict`, `merge` and `lr`."
+            )
+        return TranscriptEncoder(tokenizer, processor)
     if config.task.head == "masked":
         return MlmEncoder(tokenizer, share=config.masking.share, seed=config.rows_seed)
     return conversation_encoder(hub, tokenizer, template=template, processor=processor)

@@ -40,6 +40,7 @@ from workbench.data.text.messages import READ
 from workbench.data.text.quality import cleaning
 from workbench.data.text.row_encoder import RowEncoder
 from workbench.data.text.tokenized_set import TokenizedSet, TokenTable, join_sets
+from workbench.data.text.transcripts import TranscriptEncoder
 from workbench.errors import ConfigError, DataError, FileError, WorkbenchError
 from workbench.runs import files
 
@@ -244,6 +245,14 @@ def _cuts(
             for number, (block, tokens) in enumerate(found, start=1):
                 named = replace(part, place=f"{part.place}, block {number} of {len(found)}")
                 yield EncodedRow(named, whole, block, tokens, number)
+            continue
+        if whole.source and whole.pictures:  # a recording, whose transcript is never cut
+            if (tokens := len(whole.input_ids) - whole.source) > config.max_tokens:
+                raise DataError(
+                    f"{part.place}: its transcript has {tokens} tokens, which data.max_tokens={config.max_tokens} "
+                    f"would cut. Write data.max_tokens={tokens} or more, or data.on_bad_row=skip to leave it out."
+                )
+            yield EncodedRow(part, whole, whole, len(whole.input_ids))
             continue
         cut = chat.truncate(whole, max_tokens=config.max_tokens, side=config.truncate)
         if len(cut.input_ids) > config.max_tokens and whole.pictures:
@@ -493,7 +502,8 @@ def read(
 ) -> TokenizedSet:
     """One source, tokenised; from the cache where the same bytes were read so before; `weighted` as in formats.read."""
     path, config = starter.resolve(source), config if weighted else config.unweighted
-    fingerprint = formats.fingerprint(path, config)
+    of_files = template.fingerprint if isinstance(template, TranscriptEncoder) else formats.fingerprint
+    fingerprint = of_files(path, config)
     used = {
         "format",
         "columns",

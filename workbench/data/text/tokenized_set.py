@@ -155,7 +155,7 @@ class TokenizedSet(WholeRows):
 
     def with_other_pictures(self) -> TokenizedSet | None:
         """The examples with pictures, each with those of another that take as many tokens; None without any."""
-        if not self.pictured or self.processor is None:
+        if not self.pictured or self.processor is None or not len(self.processor.token_ids):
             return None
         groups: dict[bytes, list[tuple[str, int]]] = {}
         for number in range(len(self)):

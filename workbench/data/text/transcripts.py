@@ -1,0 +1,164 @@
+"""Rows of recordings and their transcripts, for a model that writes what it hears.
+
+The encoder reads the features of a recording, whose positions stand at the front of a row's tokens; the decoder reads
+the tokens of language and task, and learns the transcript and its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from workbench.config import DataConfig
+from workbench.config.sections.audio_config import AudioConfig
+from workbench.config.sections.basic_sections import WEIGHT
+from workbench.data.batching import MicroBatch, Row, collate
+from workbench.data.images import picture_sources
+from workbench.data.rows import RawRow, string_of
+from workbench.data.sound.sound_files import SOUND
+from workbench.data.text import media
+from workbench.data.text.chat import Encoded, LossOn, outcomes
+from workbench.data.text.formats import Conversion, Example, Reader
+from workbench.data.text.media import MediaProcessor
+from workbench.errors import DataError, WorkbenchError
+from workbench.schema import did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+AUDIO, TEXT = "audio", "text"
+"""Columns of a row: the recording and its transcript."""
+
+
+@runtime_checkable
+class SoundProcessor(MediaProcessor, Protocol):
+    """Reads the recordings of rows as a backbone's feature extractor does."""
+
+    @property
+    def audio(self) -> AudioConfig:
+        """How recordings are read and changed."""
+
+    @property
+    def positions(self) -> int:
+        """Positions that the encoder computes for a recording."""
+
+    @property
+    def most(self) -> int:
+        """Most tokens that the decoder reads, those of language and task included."""
+
+    @property
+    def end(self) -> int:
+        """The id that ends a transcript."""
+
+    def heard(self, rows: Sequence[Row], *, epoch: int | None) -> dict[str, Tensor]:
+        """Features of the recordings of rows as arguments of the model; augmented where there is an epoch."""
+
+
+@dataclass(frozen=True)
+class TranscriptEncoder:
+    """Tokenises transcripts for the decoder of a model that hears; see `RowEncoder`."""
+
+    tokenizer: PreTrainedTokenizerBase
+    processor: SoundProcessor
+
+    @property
+    def conversion(self) -> Conversion:
+        return example_of
+
+    @property
+    def reader(self) -> Reader:
+        return partial(read_rows, self.processor.audio)
+
+    @property
+    def identity(self) -> list[Any]:
+        audio = self.processor.audio
+        return ["transcripts", list(self.processor.prompt), self.processor.positions, audio.column, audio.folder]
+
+    def fingerprint(self, source: str, config: DataConfig) -> str:
+        """Identifies the content of a source, its recordings included."""
+        audio = self.processor.audio
+        return picture_sources.fingerprint(source, audio.column, audio.folder_of(source), config, SOUND)
+
+    def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
+        """The example alone."""
+        return [example]
+
+    def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
+        """Positions of the recording, tokens of language and task, transcript and end; the last two carry loss. Raises
+        DataError: the recording cannot be read, or the transcript is longer than the decoder reads."""
+        sound, said = example.messages
+        start, positions = self.processor.prompt, self.processor.positions
+        ids = [int(each) for each in self.tokenizer(said["content"], add_special_tokens=False)["input_ids"]]
+        if len(start) + len(ids) + 1 > self.processor.most:
+            raise DataError(
+                f"{example.place}: its transcript has {len(ids)} tokens, and the backbone writes "
+                f"{self.processor.most - len(start) - 1} at most. Split the recording, or write data.on_bad_row=skip."
+            )
+        kept = self.processor.kept(sound[media.KEY], example.place)
+        before = positions + len(start)
+        return Encoded(
+            input_ids=[start[0]] * positions + [*start, *ids, self.processor.end],
+            supervised=[False] * before + [True] * (len(ids) + 1),
+            end_positions=(before + len(ids),),
+            source=positions,
+            pictures=kept,
+            last_picture=positions,
+        )
+
+    def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
+        return outcomes(partial(self.encode, loss_on=loss_on), examples)
+
+    def targets(self, encoded: Encoded) -> int:
+        return sum(encoded.supervised)
+
+    def seen(self, row: Row, *, epoch: int) -> Row:
+        return row
+
+    def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
+        """Recordings as they are, and the decoder's tokens, padded."""
+        return self._batch(rows, None)
+
+    def augmented(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
+        """The same with recordings as `audio.augment` changes them in pass `epoch`."""
+        return self._batch(rows, epoch)
+
+    def _batch(self, rows: Sequence[Row], epoch: int | None) -> MicroBatch:
+        batch = collate(
+            [
+                row._replace(input_ids=row.input_ids[row.source :], supervised=row.supervised[row.source :], source=0)
+                for row in rows
+            ]
+        )
+        inputs = {**self.processor.heard(rows, epoch=epoch), "decoder_input_ids": batch.inputs["input_ids"]}
+        return replace(batch, inputs=inputs, tokens=sum(len(row.input_ids) for row in rows))
+
+
+def example_of(name: str, place: str, columns: Mapping[str, Any]) -> Example:
+    """A recording as a question whose answer is its transcript."""
+    heard: media.Message = {"role": "user", "content": media.MARK, media.KEY: [media.Media(AUDIO, columns[AUDIO])]}
+    return Example(place, messages=(heard, {"role": "assistant", "content": string_of(columns, TEXT).strip()}))
+
+
+def read_rows(audio: AudioConfig, source: str, config: DataConfig, *, transcribed: bool = True) -> Iterator[RawRow]:
+    """Yield recordings with their transcripts, in columns AUDIO and the one that `data.columns` names for TEXT. Raises
+    DataError: there is no such column. `transcribed`: whether there must be one; else all columns are kept."""
+    text, known = config.columns.get(TEXT, TEXT), False
+    for row in picture_sources.read_rows(source, audio.column, audio.folder_of(source), config, SOUND):
+        columns = row.columns
+        if not transcribed:
+            yield row
+            continue
+        if not known and not row.mistake and text not in columns:
+            named = sorted(name for name in columns if name != audio.column)
+            raise DataError(
+                f"{source}: has no column `{text}` that holds the transcript of a recording."
+                f"{did_you_mean(text, named)} Write data.columns='{{text: NAME}}' with the name of the column; beside "
+                f"the recordings it has {', '.join(f'`{name}`' for name in named) or 'none'}."
+            )
+        known = known or not row.mistake
+        weight = config.columns.get(WEIGHT)
+        kept = {name: columns[name] for name in (text, weight) if name is not None and name in columns}
+        yield replace(row, columns={AUDIO: columns.get(audio.column), **kept})

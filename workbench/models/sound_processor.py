@@ -1,0 +1,232 @@
+"""Recordings as a backbone hears them: its feature extractor, and the tokens of language and task.
+
+Features of each recording are kept in a file of their own, named by its content: rows, sets and runs that share it
+read that file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+from transformers import FeatureExtractionMixin, GenerationConfig
+from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+from workbench.config import RunConfig
+from workbench.config.model_heads import SPEECH
+from workbench.config.sections.audio_config import AudioConfig
+from workbench.data.batching import Row
+from workbench.data.images.picture_store import use
+from workbench.data.ordered_processes import by_threads
+from workbench.data.sound import sound_augmentation, sound_reader
+from workbench.data.sound.sound_files import SoundFile, require_libraries
+from workbench.data.sound.sound_format import Features, SoundFormat
+from workbench.data.stored_files import stamp
+from workbench.data.text.media import KeptPictures, Media
+from workbench.errors import BackboneError, ConfigError, DataError
+from workbench.models.backbone_source import source_arguments, source_path
+from workbench.runs import files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PretrainedConfig
+
+VERSION = "1"  # raise it when what is kept changes
+
+
+def sound_format(config: RunConfig, hub: PretrainedConfig) -> SoundFormat:
+    """The features that the backbone hears, of the length that `audio` says, or its files need."""
+    try:
+        processor, _ = FeatureExtractionMixin.get_feature_extractor_dict(
+            source_path(config.model), **source_arguments(config.model)
+        )
+    except OSError:
+        processor = {}
+    try:
+        found = SoundFormat.read(processor, hub.to_dict(), type(hub), most=config.audio.max_seconds)
+    except BackboneError as error:
+        raise BackboneError(f"model.id={config.model.id}: {error}") from None
+    if found.seconds is not None:
+        return found
+    trained = [own.train for own in config.data.training_files.values()]
+    others = [*config.data.held_out_files.values(), *config.data.test_files.values()]
+    return replace(found, seconds=sound_reader.longest([*trained, *others], config.data, config.audio))
+
+
+def of(config: RunConfig, hub: PretrainedConfig) -> FeatureProcessor:
+    """What reads the recordings of rows with transcripts. Raises BackboneError: the backbone does not write what it
+    hears, or hears waves; ConfigError: a library is missing, or `audio` names a language or task that it has not."""
+    require_libraries()
+    try:
+        SPEECH.auto_class(hub)
+    except BackboneError as error:
+        raise BackboneError(f"model.id={config.model.id}: {error}") from None
+    kept = sound_format(config, hub)
+    if kept.own_seconds is None:
+        raise BackboneError(
+            f"model.id={config.model.id}: {type(hub).__name__} hears recordings of any length, and sft those of one "
+            "length. Take a Whisper, such as openai/whisper-small."
+        )
+    most = getattr(hub, "max_target_positions", None) or getattr(hub, "max_position_embeddings", 0)
+    end = hub.eos_token_id
+    return FeatureProcessor(
+        kept, config.audio, config.seed, _prompt(config, hub), int(most), int(end[0] if isinstance(end, list) else end)
+    )
+
+
+def _prompt(config: RunConfig, hub: PretrainedConfig) -> tuple[int, ...]:
+    """Ids that the decoder begins with: start, language, task, and that no times are written."""
+    try:
+        own: Any = GenerationConfig.from_pretrained(source_path(config.model), **source_arguments(config.model))
+    except OSError:
+        own = GenerationConfig()
+    first = getattr(own, "decoder_start_token_id", None)
+    begin = [hub.decoder_start_token_id if first is None else first]
+    languages: dict[str, int] = getattr(own, "lang_to_id", None) or {}
+    tasks: dict[str, int] = getattr(own, "task_to_id", None) or {}
+    asked, task, name = config.audio.language, config.audio.task, config.model.id
+    if not languages and (asked is not None or task != "transcribe"):
+        key = "language" if asked is not None else "task"
+        raise ConfigError(f"audio.{key}: model.id={name} has no tokens of languages and tasks. Leave it out.")
+    if languages:
+        said = asked or getattr(own, "language", None)
+        if said is None:
+            raise ConfigError(
+                f"model.id={name} writes {len(languages)} languages, and begins a transcript with the token of one. "
+                "Write that of the recordings, such as audio.language=en."
+            )
+        token = f"<|{TO_LANGUAGE_CODE.get(said.lower(), said.lower().strip('<|>'))}|>"
+        for key, value, known in (("language", token, languages), ("task", task, tasks)):
+            if value not in known:
+                some = ", ".join(each.strip("<|>") for each in list(known)[:8])
+                raise ConfigError(f"audio.{key}: model.id={name} has no token for {value}. It has: {some}.")
+        begin += [languages[token], tasks[task]]
+    silent = getattr(own, "no_timestamps_token_id", None)
+    return (*begin, *([] if silent is None else [silent]))
+
+
+@dataclass(frozen=True)
+class FeatureProcessor:
+    """Reads recordings as one backbone hears them; see `SoundProcessor`.
+
+    Args:
+        format: The features of a recording.
+        audio: How recordings are read and changed.
+        seed: Decides how they are changed.
+        prompt: Ids of start, language and task.
+        most: Most tokens that the decoder reads.
+        end: The id that ends a transcript.
+    """
+
+    format: SoundFormat
+    audio: AudioConfig
+    seed: int
+    prompt: tuple[int, ...]
+    most: int
+    end: int
+    loaded: bool = True
+    numbered: bool = False
+    packs: bool = False
+    token: str = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: other processes open the store for themselves."""
+        return {name: value for name, value in self.__dict__.items() if name in self.__dataclass_fields__}
+
+    @property
+    def positions(self) -> int:
+        return self.format.positions
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int64]:
+        """None: a recording has positions of the encoder."""
+        return np.zeros(0, dtype=np.int64)
+
+    @cached_property
+    def identity(self) -> str:
+        """All that what is kept depends on besides the recordings."""
+        libraries = [version(name) for name in ("transformers", "soundfile", "soxr")]
+        settings = [VERSION, libraries, self.format.saved(), self.audio.channels, self.audio.on_long]
+        return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where features are kept, in use from now on."""
+        folder = files.cache_folder() / "recordings" / f"text-{self.identity}"
+        folder.mkdir(parents=True, exist_ok=True)
+        weakref.finalize(self, use(folder))
+        return folder
+
+    @property
+    def settings(self) -> list[Any]:
+        return [self.identity, self.audio.folder]
+
+    def kept(self, media: Sequence[Media], where: str) -> KeptPictures:
+        """The features of a row's recording, from their file where they were computed before. Raises DataError: the
+        recording cannot be read, or is too long."""
+        (medium,) = media
+        file: SoundFile = medium.value
+        try:
+            key = hashlib.sha256(file.digest() + str(file.rate).encode()).hexdigest()[:32]
+            if not (self.folder / key).exists():
+                wave_T = file.wave(
+                    self.format.rate,
+                    several=self.audio.channels,
+                    most=self.format.seconds,
+                    on_long=self.audio.on_long,
+                )
+                features, own = self.format.features(wave_T)
+                files.write_bytes(self.folder / key, save({"features": features, "own": np.asarray(own)}))
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
+        return KeptPictures(key, (medium.kind,), () if file.path is None else (stamp(str(file.path)),))
+
+    def knows(self, keys: Iterable[str], stamps: Iterable[str]) -> bool:
+        same = all(stamp(state.split("\0")[0]) == state for state in set(stamps))
+        return same and all((self.folder / key).exists() for key in set(keys) - {""})
+
+    def read(self, key: str) -> tuple[Features, int]:
+        """Features of a recording, and how many of their positions in time are its own."""
+        try:
+            with safe_open(self.folder / key, framework="np") as opened:
+                return opened.get_tensor("features"), int(opened.get_tensor("own"))
+        except (OSError, SafetensorError) as error:
+            raise DataError(
+                f"{self.folder / key}: features of a recording cannot be read ({error}). Delete the folder, and start "
+                "again."
+            ) from None
+
+    def inputs(self, ids_BL: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:
+        return self._stacked([self.read(key)[0] for key in keys])
+
+    def heard(self, rows: Sequence[Row], *, epoch: int | None) -> dict[str, Tensor]:
+        def features(row: Row) -> Features:
+            found, own = self.read(row.pictures)
+            if epoch is None or not self.audio.augment.is_on:
+                return found
+            number = row.digest % 2**63
+            return sound_augmentation.augment(
+                found, own, self.audio.augment, self.format, seed=self.seed, epoch=epoch, row=number
+            )[0]
+
+        return self._stacked(by_threads(features, rows, size=int(np.prod(self.format.shape))))
+
+    def _stacked(self, features: Sequence[Features]) -> dict[str, Tensor]:
+        import torch
+
+        return {self.format.name: torch.from_numpy(np.stack(features))}
+
+    def save(self, folder: Path) -> None:
+        """Write the stock feature extractor's file into `folder`."""
+        files.write_json(folder / sound_reader.PROCESSOR, dict(self.format.facts))
