@@ -14,7 +14,7 @@ from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.config.model_heads import ModelHead
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.row_encoder import OwnEncoder, row_encoder
+from workbench.data.text.row_encoder import OwnEncoder, encoder_of_run
 from workbench.errors import ConfigError, FileError
 from workbench.models import backbones, output_heads, picture_processor
 from workbench.models.output_heads import Head
@@ -72,7 +72,7 @@ def load(
     model = backbone.model if isinstance(config.adapter, Full) else adapters.load(backbone.model, folder)
     head = output_heads.find(model, backbone.model)
     hub = backbone.model.config
-    template = row_encoder(config, hub, tokenizer, processor=picture_processor.of(config, hub))
+    template = encoder_of_run(config, hub, tokenizer, processor=picture_processor.of(config, hub))
     return ExportedModel(model, head, tokenizer, template, stop_tokens(run))
 
 

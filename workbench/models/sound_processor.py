@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -23,13 +23,14 @@ from safetensors.numpy import save
 from transformers import FeatureExtractionMixin, GenerationConfig
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-from workbench.config import RunConfig
+from workbench.config import DataConfig, RunConfig
 from workbench.config.model_heads import SPEECH
 from workbench.config.sections.audio_config import AudioConfig
 from workbench.data.batching import Row
 from workbench.data.images.picture_store import use
 from workbench.data.ordered_processes import by_threads
-from workbench.data.sound import sound_augmentation, sound_reader
+from workbench.data.rows import RawRow
+from workbench.data.sound import sound_augmentation, sound_reader, transcribed_rows
 from workbench.data.sound.sound_files import SoundFile, require_libraries
 from workbench.data.sound.sound_format import Features, SoundFormat
 from workbench.data.stored_files import stamp
@@ -79,7 +80,7 @@ def of(config: RunConfig, hub: PretrainedConfig) -> FeatureProcessor:
             "length. Take a Whisper, such as openai/whisper-small."
         )
     most = getattr(hub, "max_target_positions", None) or getattr(hub, "max_position_embeddings", 0)
-    end = hub.eos_token_id
+    end: Any = hub.eos_token_id
     return FeatureProcessor(
         kept, config.audio, config.seed, _prompt(config, hub), int(most), int(end[0] if isinstance(end, list) else end)
     )
@@ -171,6 +172,12 @@ class FeatureProcessor:
     @property
     def settings(self) -> list[Any]:
         return [self.identity, self.audio.folder]
+
+    def rows(self, source: str, config: DataConfig) -> Iterator[RawRow]:
+        return transcribed_rows.read_rows(self.audio, source, config)
+
+    def fingerprint(self, source: str, config: DataConfig) -> str:
+        return transcribed_rows.fingerprint(self.audio, source, config)
 
     def kept(self, media: Sequence[Media], where: str) -> KeptPictures:
         """The features of a row's recording, from their file where they were computed before. Raises DataError: the

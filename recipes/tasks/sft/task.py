@@ -18,6 +18,7 @@ from workbench.config.model_heads import TEXT, ModelHead
 from workbench.data import mixture, starter
 from workbench.data.batching import evenly_spaced
 from workbench.data.rows import RawRow
+from workbench.data.sound import transcribed_rows
 from workbench.data.text import formats, length_warm_up, prompts, tokenized, transcripts
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.media import Media
@@ -86,7 +87,7 @@ def _transcribed(run: Path, source: str, config: RunConfig, turn: ScoringOptions
     processor = model.template.processor
     assert isinstance(processor, FeatureProcessor)
     read, keys, skipped = list[RawRow](), list[str](), list[str]()
-    for row in transcripts.read_rows(config.audio, starter.resolve(source), config.data, transcribed=False):
+    for row in transcribed_rows.read_rows(config.audio, starter.resolve(source), config.data, transcribed=False):
         try:
             if row.mistake:
                 raise DataError(f"{row.place}: {row.mistake}")

@@ -30,7 +30,7 @@ from workbench.data.held_out_split import Splits
 from workbench.data.resampling import weighted
 from workbench.data.text import decontamination, formats, length_warm_up, tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.row_encoder import OwnEncoder, row_encoder
+from workbench.data.text.row_encoder import OwnEncoder, encoder_of_run
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.data.text.transcripts import TranscriptEncoder
 from workbench.errors import ConfigError
@@ -121,7 +121,7 @@ def encoder_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> OwnEnco
     if config.reads_sound:
         transcript_scores.require_library()  # before a run that could not be scored
     hub, template = backbones.hub_config(config.model), read_template(config)
-    return row_encoder(config, hub, tokenizer, template=template, processor=picture_processor.of(config, hub))
+    return encoder_of_run(config, hub, tokenizer, template=template, processor=picture_processor.of(config, hub))
 
 
 def require_whole_pictures(config: RunConfig, train: TokenizedSet) -> None:

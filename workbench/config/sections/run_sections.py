@@ -148,7 +148,7 @@ class CommonSections(Section):
     def given(self, key: str) -> bool:
         """Whether a setting by its dotted key, or any of a section's, is not its default."""
         *sections, last = key.split(".")
-        section: Section = functools.reduce(getattr, sections, self)  # type: ignore[arg-type]
+        section: Section = functools.reduce(getattr, sections, self)
         return section.differs(last)
 
     def section(self, kind: type[S]) -> S:

@@ -99,24 +99,36 @@ def row_encoder(
     *,
     template: str | None = None,
     processor: MediaProcessor | str | None = None,
-) -> OwnEncoder:
+) -> ChatEncoder | MlmEncoder:
     """Choose the row encoder for the recipe of `config` and the architecture `hub`. Raises BackboneError: the tokenizer
     or the template does not allow it.
 
     Args:
         template: Jinja source that replaces the tokenizer's chat template.
-        processor: Reads the pictures or recordings of rows; or why none are read; None: only other recipes read any.
+        processor: Reads the pictures of rows; or why none are read; None: only other recipes read any.
     """
     if config.reads_sound:
-        if not isinstance(processor, SoundProcessor):
-            raise ConfigError(
-                "this verb reads texts, and rows with data.format=audio are recordings. They are read by `workbench "
-                "check`, `plan`, `run`, `evaluate`, `predict`, `merge` and `lr`."
-            )
-        return TranscriptEncoder(tokenizer, processor)
+        raise ConfigError(
+            "this verb reads texts, and rows with data.format=audio are recordings. They are read by `workbench "
+            "check`, `plan`, `run`, `evaluate`, `predict`, `merge` and `lr`."
+        )
     if config.task.head == "masked":
         return MlmEncoder(tokenizer, share=config.masking.share, seed=config.rows_seed)
     return conversation_encoder(hub, tokenizer, template=template, processor=processor)
+
+
+def encoder_of_run(
+    config: RunConfig,
+    hub: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    template: str | None = None,
+    processor: MediaProcessor | str | None = None,
+) -> OwnEncoder:
+    """The row encoder of a run, also over recordings; see `row_encoder`."""
+    if isinstance(processor, SoundProcessor):
+        return TranscriptEncoder(tokenizer, processor)
+    return row_encoder(config, hub, tokenizer, template=template, processor=processor)
 
 
 def conversation_encoder(

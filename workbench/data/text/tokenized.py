@@ -502,7 +502,7 @@ def read(
 ) -> TokenizedSet:
     """One source, tokenised; from the cache where the same bytes were read so before; `weighted` as in formats.read."""
     path, config = starter.resolve(source), config if weighted else config.unweighted
-    of_files = template.fingerprint if isinstance(template, TranscriptEncoder) else formats.fingerprint
+    of_files = template.processor.fingerprint if isinstance(template, TranscriptEncoder) else formats.fingerprint
     fingerprint = of_files(path, config)
     used = {
         "format",

@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from workbench.config import DataConfig
 from workbench.config.sections.audio_config import AudioConfig
-from workbench.config.sections.basic_sections import WEIGHT
 from workbench.data.batching import MicroBatch, Row, collate
-from workbench.data.images import picture_sources
 from workbench.data.rows import RawRow, string_of
-from workbench.data.sound.sound_files import SOUND
 from workbench.data.text import media
 from workbench.data.text.chat import Encoded, LossOn, outcomes
 from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.data.text.media import MediaProcessor
+from workbench.data.text.messages import Message
 from workbench.errors import DataError, WorkbenchError
-from workbench.schema import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +50,12 @@ class SoundProcessor(MediaProcessor, Protocol):
     def end(self) -> int:
         """The id that ends a transcript."""
 
+    def rows(self, source: str, config: DataConfig) -> Iterator[RawRow]:
+        """Yield recordings with their transcripts, in columns AUDIO and the one that `data.columns` names for TEXT."""
+
+    def fingerprint(self, source: str, config: DataConfig) -> str:
+        """Identifies the content of a source, its recordings included."""
+
     def heard(self, rows: Sequence[Row], *, epoch: int | None) -> dict[str, Tensor]:
         """Features of the recordings of rows as arguments of the model; augmented where there is an epoch."""
 
@@ -70,17 +73,12 @@ class TranscriptEncoder:
 
     @property
     def reader(self) -> Reader:
-        return partial(read_rows, self.processor.audio)
+        return self.processor.rows
 
     @property
     def identity(self) -> list[Any]:
         audio = self.processor.audio
         return ["transcripts", list(self.processor.prompt), self.processor.positions, audio.column, audio.folder]
-
-    def fingerprint(self, source: str, config: DataConfig) -> str:
-        """Identifies the content of a source, its recordings included."""
-        audio = self.processor.audio
-        return picture_sources.fingerprint(source, audio.column, audio.folder_of(source), config, SOUND)
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
         """The example alone."""
@@ -138,27 +136,5 @@ class TranscriptEncoder:
 
 def example_of(name: str, place: str, columns: Mapping[str, Any]) -> Example:
     """A recording as a question whose answer is its transcript."""
-    heard: media.Message = {"role": "user", "content": media.MARK, media.KEY: [media.Media(AUDIO, columns[AUDIO])]}
+    heard: Message = {"role": "user", "content": media.MARK, media.KEY: [media.Media(AUDIO, columns[AUDIO])]}
     return Example(place, messages=(heard, {"role": "assistant", "content": string_of(columns, TEXT).strip()}))
-
-
-def read_rows(audio: AudioConfig, source: str, config: DataConfig, *, transcribed: bool = True) -> Iterator[RawRow]:
-    """Yield recordings with their transcripts, in columns AUDIO and the one that `data.columns` names for TEXT. Raises
-    DataError: there is no such column. `transcribed`: whether there must be one; else all columns are kept."""
-    text, known = config.columns.get(TEXT, TEXT), False
-    for row in picture_sources.read_rows(source, audio.column, audio.folder_of(source), config, SOUND):
-        columns = row.columns
-        if not transcribed:
-            yield row
-            continue
-        if not known and not row.mistake and text not in columns:
-            named = sorted(name for name in columns if name != audio.column)
-            raise DataError(
-                f"{source}: has no column `{text}` that holds the transcript of a recording."
-                f"{did_you_mean(text, named)} Write data.columns='{{text: NAME}}' with the name of the column; beside "
-                f"the recordings it has {', '.join(f'`{name}`' for name in named) or 'none'}."
-            )
-        known = known or not row.mistake
-        weight = config.columns.get(WEIGHT)
-        kept = {name: columns[name] for name in (text, weight) if name is not None and name in columns}
-        yield replace(row, columns={AUDIO: columns.get(audio.column), **kept})
