@@ -29,6 +29,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.data.text.transcripts import TranscriptEncoder
 from workbench.distillation import (
     cache_gap,
     on_policy,
@@ -192,6 +193,7 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource | None, run:
         source: The teacher; None where a server or adapters teach, or a cache holds what was said.
     """
     tokenizer, template, data = text_run.prepare(base, run)
+    assert not isinstance(template, TranscriptEncoder), "checks refuse recordings"
     own = data
     if config.distill.answers is not None:
         about = (config, base, source, run, data.train, tokenizer, template, callback)
@@ -318,6 +320,7 @@ def planned(
 ) -> Supervise[ExportedModel]:
     """The student's training signal as a plan sees it: nobody is asked, and a cache is as large as one that is made."""
     data, tokenizer = student.data, student.tokenizer
+    assert not isinstance(student.template, TranscriptEncoder), "checks refuse recordings"
     require_teachable(config, base, source, tokenizer, student.template, data)
     if config.distill.cache.folder is not None:
         section = teacher_cache.with_k(config.distill)

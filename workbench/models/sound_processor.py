@@ -79,7 +79,7 @@ def of(config: RunConfig, hub: PretrainedConfig) -> FeatureProcessor:
             f"model.id={config.model.id}: {type(hub).__name__} hears recordings of any length, and sft those of one "
             "length. Take a Whisper, such as openai/whisper-small."
         )
-    most = getattr(hub, "max_target_positions", None) or getattr(hub, "max_position_embeddings", 0)
+    most: Any = getattr(hub, "max_target_positions", None) or getattr(hub, "max_position_embeddings", 0)
     end: Any = hub.eos_token_id
     return FeatureProcessor(
         kept, config.audio, config.seed, _prompt(config, hub), int(most), int(end[0] if isinstance(end, list) else end)
