@@ -199,6 +199,10 @@ class FeatureProcessor:
             raise DataError(f"{where}: {error}") from None
         return KeptPictures(key, (medium.kind,), () if file.path is None else (stamp(str(file.path)),))
 
+    def small(self, key: str) -> list[bytes]:
+        """None: a page of transcripts shows no spectra."""
+        return []
+
     def knows(self, keys: Iterable[str], stamps: Iterable[str]) -> bool:
         same = all(stamp(state.split("\0")[0]) == state for state in set(stamps))
         return same and all((self.folder / key).exists() for key in set(keys) - {""})
