@@ -26,7 +26,7 @@ from workbench.models.exported import ExportedModel
 from workbench.recipes.task import PredictionTable, ScoringOptions, implementation
 from workbench.recipes.verbs import submission
 from workbench.recipes.verbs.asked_config import asked_config
-from workbench.runs import files, process_memory, run_directory
+from workbench.runs import addresses, files, process_memory, run_directory
 from workbench.runs.ranks import joined
 from workbench.runs.trust import Trust
 
@@ -187,8 +187,13 @@ def generate(
     require_one_turn(config, run)
     model = exported.load(run, config)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
-    columns = {"images": [str(picture) for picture in pictures]} if pictures else {}
-    asked = media.located(media.placed([{"role": "user", "content": prompt}], columns, "the prompt "), ".")
+    # Whole paths, since those of rows may be names in image.folder, which stands beside their table.
+    given = [
+        str(each) if addresses.is_address(str(each)) else str(Path(each).expanduser().absolute()) for each in pictures
+    ]
+    asked = tuple(
+        media.placed([{"role": "user", "content": prompt}], {"images": given} if given else {}, "the prompt ")
+    )
     as_text = raw and not pictures
     question = question_of(
         model, Example("the prompt", text=((prompt, False),)) if as_text else Example("the prompt", messages=asked)

@@ -29,8 +29,9 @@ pytestmark = pytest.mark.slow
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rows")
     lines = []
+    (folder / "pictures").mkdir()
     for number, colour in enumerate(["red", "green", "blue", "black"] * 6):
-        Image.new("RGB", (20 + number, 30), colour).save(folder / f"{number}.png")
+        Image.new("RGB", (20 + number, 30), colour).save(folder / "pictures" / f"{number}.png")
         lines.append({"question": f"Which colour has {number}?", "answer": colour, "image": f"{number}.png"})
     lines.append({"question": "Which colour has the sky?", "answer": "blue"})
     (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -40,7 +41,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def words(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     model = save("llava", tmp_path_factory.mktemp("llava"), mixed=True)
-    return [f"model.id={model}", f"data.train={rows}", *WORDS]
+    return [f"model.id={model}", f"data.train={rows}", "image.folder=pictures", *WORDS]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,9 @@ def test_a_resumed_run_has_the_same_adapter(run: Path, words: list[str], tmp_pat
 def test_it_answers_rows_and_prompts_with_pictures(run: Path, rows: Path) -> None:
     table = workbench.predict(run, str(rows), max_new_tokens=2).table
     assert len(table) == 25 and "<image>" not in "".join(table["prompt"])
-    answer = workbench.generate(run, "Which colour has 0?", pictures=[rows.parent / "0.png"], max_new_tokens=2)
+    answer = workbench.generate(
+        run, "Which colour has 0?", pictures=[rows.parent / "pictures" / "0.png"], max_new_tokens=2
+    )
     assert answer.strip() == table["answer"][0]
     assert workbench.evaluate(run)["loss"] == pytest.approx(
         json.loads((run / "scores.json").read_text())["after"]["loss"], abs=1e-4
