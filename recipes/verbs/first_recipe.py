@@ -50,6 +50,8 @@ COVERED = 0.99
 """Share of the rows that are read whole."""
 STEPS = 100
 """Steps of a run over few rows."""
+LENGTHS = ("train.epochs=", "train.steps=")
+"""Settings by which a person says how long it trains."""
 READ = 4096
 """Tokens to which rows are cut while their lengths are looked at."""
 
@@ -111,7 +113,7 @@ def write(wishes: Wishes, out: Path) -> str:
     if wishes.goal not in GOALS:
         raise ConfigError(f"--goal {wishes.goal}: expected {', '.join(GOALS)}.")
     config = load(GOALS[wishes.goal].base, [*_words(wishes)])
-    config, comments = _with_lengths(config)
+    config, comments = _with_lengths(config, own_length=any(word.startswith(LENGTHS) for word in wishes.overrides))
     decided = solve(config, devices=None if wishes.memory is None else 1, memory=wishes.memory).require()
     weights, again = decided.plan.weights, decided.plan.checkpointing
     values = config.model_dump(mode="json", exclude_unset=True)
@@ -157,10 +159,15 @@ def _words(wishes: Wishes) -> Iterator[str]:
     yield from wishes.overrides
 
 
-def _with_lengths(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
-    """The recipe with rows cut where almost all are whole, and what there is to say of its keys."""
+def _with_lengths(config: RunConfig, *, own_length: bool) -> tuple[RunConfig, dict[str, str]]:
+    """The recipe with rows cut where almost all are whole, and what there is to say of its keys.
+
+    Args:
+        own_length: Whether the person says how long it trains.
+    """
     if not config.task.writes_text or config.task.head != "text":
-        return _long_enough(config, getattr(check(config), "steps", None), {})
+        steps = getattr(check(config), "steps", None)
+        return (config, {}) if own_length else _long_enough(config, steps, {})
     data = config.data.model_copy(update={"max_tokens": READ})
     inspection = check(
         RunConfig.model_validate(config.model_dump(exclude_unset=True) | {"data": data.model_dump(exclude_unset=True)})
@@ -172,7 +179,8 @@ def _with_lengths(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
     values["data"]["max_tokens"] = covers
     half = int(np.median(lengths))
     says = f"{COVERED:.0%} of your {len(lengths):,} training rows are no longer; half have {half:,} or fewer"
-    return _long_enough(RunConfig.model_validate(values), inspection.steps, {"data.max_tokens": says})
+    cut, comments = RunConfig.model_validate(values), {"data.max_tokens": says}
+    return (cut, comments) if own_length else _long_enough(cut, inspection.steps, comments)
 
 
 def _long_enough(config: RunConfig, steps: int | None, comments: dict[str, str]) -> tuple[RunConfig, dict[str, str]]:

@@ -381,8 +381,22 @@ def _not_yet(weight: Any, shape: torch.Size) -> nn.Parameter:
 
 def _unpacked(layer: Any, x: Tensor) -> Tensor:
     """Output of a layer whose weight is not packed yet, as it will be then."""
-    bias = None if layer.bias is None else layer.bias.to(x.dtype)
-    return F.linear(x, anatomy.dense_weight(layer).to(x.dtype), bias)
+    product: Tensor = _WaitingProduct.apply(x.flatten(0, -2), layer)  # type: ignore[no-untyped-call]
+    output = product.view(*x.shape[:-1], product.shape[-1])
+    return output if layer.bias is None else output + layer.bias.to(x.dtype)
+
+
+class _WaitingProduct(torch.autograd.Function):
+    """Input (N, I) times the weight that a layer will have; it is computed twice, for no dense copy to be kept."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, layer: Any) -> Tensor:
+        ctx.layer = layer
+        return F.linear(input, anatomy.dense_weight(layer).to(input.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad @ anatomy.dense_weight(ctx.layer).to(grad.dtype), None
 
 
 def _is_gate(module: Any, experts: set[int]) -> bool:

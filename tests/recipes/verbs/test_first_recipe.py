@@ -97,6 +97,14 @@ def test_comments_stand_behind_their_own_keys() -> None:
     assert commented(text, {"b": "top"}).count("#") == 1
 
 
+def test_who_says_how_long_it_trains_is_heard(tmp_path: Path, stories: str) -> None:
+    file = lines(
+        tmp_path / "rows.jsonl", *({"question": f"How many is {n}?", "answer": f"It is {n}."} for n in range(5))
+    )
+    write(Wishes(file, "answers", stories, overrides=["train.epochs=2"]), tmp_path / "mine.yaml")
+    assert load(str(tmp_path / "mine.yaml")).train.epochs == 2
+
+
 @pytest.mark.parametrize("time", [None, "10m"])
 def test_a_recipe_of_five_rows_trains_long_enough_to_learn_them(tmp_path: Path, stories: str, time: str | None) -> None:
     file = lines(
