@@ -29,6 +29,22 @@ MIXED = TEMPLATE.replace("{%- for part", f"{TEXTS}{{%- for part").replace(
     "endfor %}\n    {{- eos", "endfor %}{%- endif %}\n    {{- eos"
 )
 """Knows texts too, as most templates do."""
+QWEN3: dict[str, Any] = {
+    "more": {},
+    "mark": "<|vision_start|><|image_pad|><|vision_end|>",
+    "tokens": {
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "vision_start_token": "<|vision_start|>",
+        "vision_end_token": "<|vision_end|>",
+    },
+    "image": (
+        "Qwen2VLImageProcessorPil",
+        {"size": {"shortest_edge": 1024, "longest_edge": 1024 * 16}, "patch_size": 16},
+    ),
+    "processor": {},
+}
+"""What Qwen3-VL and Qwen3.5 share: the processor and its tokens."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "llava": {
         "text": {"model_type": "llama"},
@@ -82,38 +98,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "processor": {},
     },
     "qwen3_vl": {
+        **QWEN3,
         "text": {"rope_parameters": {**ROPE, "mrope_interleaved": True}},
         "vision": {**QWEN_VISION, "patch_size": 16, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
-        "more": {},
-        "mark": "<|vision_start|><|image_pad|><|vision_end|>",
-        "tokens": {
-            "image_token": "<|image_pad|>",
-            "video_token": "<|video_pad|>",
-            "vision_start_token": "<|vision_start|>",
-            "vision_end_token": "<|vision_end|>",
-        },
-        "image": (
-            "Qwen2VLImageProcessorPil",
-            {"size": {"shortest_edge": 1024, "longest_edge": 1024 * 16}, "patch_size": 16},
-        ),
-        "processor": {},
     },
     "qwen3_5": {
+        **QWEN3,
         "text": LINEAR,
         "vision": {**QWEN_VISION, "patch_size": 16, "num_position_embeddings": 16},
-        "more": {},
-        "mark": "<|vision_start|><|image_pad|><|vision_end|>",
-        "tokens": {
-            "image_token": "<|image_pad|>",
-            "video_token": "<|video_pad|>",
-            "vision_start_token": "<|vision_start|>",
-            "vision_end_token": "<|vision_end|>",
-        },
-        "image": (
-            "Qwen2VLImageProcessorPil",
-            {"size": {"shortest_edge": 1024, "longest_edge": 1024 * 16}, "patch_size": 16},
-        ),
-        "processor": {},
         "class": "Qwen3VLProcessor",
     },
     "gemma3": {

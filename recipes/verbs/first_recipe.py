@@ -113,7 +113,9 @@ def write(wishes: Wishes, out: Path) -> str:
     if wishes.goal not in GOALS:
         raise ConfigError(f"--goal {wishes.goal}: expected {', '.join(GOALS)}.")
     config = load(GOALS[wishes.goal].base, [*_words(wishes)])
-    config, comments = _with_lengths(config, own_length=any(word.startswith(LENGTHS) for word in wishes.overrides))
+    config, steps, comments = _with_lengths(config)
+    if not any(word.startswith(LENGTHS) for word in wishes.overrides):
+        config, comments = _long_enough(config, steps, comments)
     decided = solve(config, devices=None if wishes.memory is None else 1, memory=wishes.memory).require()
     weights, again = decided.plan.weights, decided.plan.checkpointing
     values = config.model_dump(mode="json", exclude_unset=True)
@@ -159,15 +161,11 @@ def _words(wishes: Wishes) -> Iterator[str]:
     yield from wishes.overrides
 
 
-def _with_lengths(config: RunConfig, *, own_length: bool) -> tuple[RunConfig, dict[str, str]]:
-    """The recipe with rows cut where almost all are whole, and what there is to say of its keys.
-
-    Args:
-        own_length: Whether the person says how long it trains.
-    """
+def _with_lengths(config: RunConfig) -> tuple[RunConfig, int | None, dict[str, str]]:
+    """The recipe with rows cut where almost all are whole, its steps, and what there is to say of its keys."""
     if not config.task.writes_text or config.task.head != "text":
-        steps = getattr(check(config), "steps", None)
-        return (config, {}) if own_length else _long_enough(config, steps, {})
+        found = check(config)
+        return found.config, getattr(found, "steps", None), {}
     data = config.data.model_copy(update={"max_tokens": READ})
     inspection = check(
         RunConfig.model_validate(config.model_dump(exclude_unset=True) | {"data": data.model_dump(exclude_unset=True)})
@@ -179,8 +177,7 @@ def _with_lengths(config: RunConfig, *, own_length: bool) -> tuple[RunConfig, di
     values["data"]["max_tokens"] = covers
     half = int(np.median(lengths))
     says = f"{COVERED:.0%} of your {len(lengths):,} training rows are no longer; half have {half:,} or fewer"
-    cut, comments = RunConfig.model_validate(values), {"data.max_tokens": says}
-    return (cut, comments) if own_length else _long_enough(cut, inspection.steps, comments)
+    return RunConfig.model_validate(values), inspection.steps, {"data.max_tokens": says}
 
 
 def _long_enough(config: RunConfig, steps: int | None, comments: dict[str, str]) -> tuple[RunConfig, dict[str, str]]:

@@ -35,5 +35,10 @@ def test_every_figure_stands_in_a_table_of_its_page() -> None:
             assert re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d]|\.\d)", page), (measured, number, script)
 
 
+def test_torch_for_cpus_is_of_the_version_that_is_pinned() -> None:
+    pinned = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert re.findall(r"pip install torch==(\S+) --index-url", README) == pinned
+
+
 def test_what_never_ran_stands_before_what_is_promised() -> None:
     assert README.index("have not run yet") < README.index("It refuses to teach nothing")
