@@ -114,9 +114,10 @@ class Toolbox:
                 f"{KEY}.environment: {self._file} defines no class {name}.{did_you_mean(name, classes)} Write "
                 f"`class {name}:` with reset(self, row) and reward(self) in it."
             )
-        for method, line in (("reset", "def reset(self, row):"), ("reward", "def reward(self):")):
-            if not callable(getattr(found, method, None)) and method == "reset":
-                raise ConfigError(f"{KEY}.environment: {name} of {self._file} has no {method}. Write `{line}` in it.")
+        if not callable(getattr(found, "reset", None)):
+            raise ConfigError(
+                f"{KEY}.environment: {name} of {self._file} has no reset. Write `def reset(self, row):` in it."
+            )
         required = [
             each.name
             for each in list(inspect.signature(found).parameters.values())
