@@ -2,7 +2,7 @@
 
 Transformers' models that read pictures beside text take the tower's outputs in place of pixels
 (`mm_encoder_outputs`). A tower that does not train gives a row the same outputs in every epoch; so they are computed
-where a row is seen first, alone, and kept in memory. What does not fit there is computed again.
+where a row is seen first, alone, and kept in the host's memory. What does not fit there is computed again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workbench.data.text.media import NUMBERS
 from workbench.models.picture_processor import PictureProcessor
 
 SHARE = 0.25
-"""Share of the memory that is free at first, which kept outputs may take."""
+"""Share of the host's memory that is free at first, which kept outputs may take."""
 _PIXELS, _OUTPUTS = "pixel_values", "mm_encoder_outputs"
 
 
@@ -61,7 +61,7 @@ class PictureFeatures:
         if numbers_RN is None:
             return arguments, named
         keys = [bytes(row).hex() for row in numbers_RN.tolist()]
-        outputs = joined([self._of(key) for key in keys])
+        outputs = moved(joined([self._of(key) for key in keys]), self._model.device)
         others = {name: each for name, each in named.items() if name != _PIXELS}
         return arguments, {**others, _OUTPUTS: {"image": outputs}}
 
@@ -71,7 +71,7 @@ class PictureFeatures:
             return self._kept[key]
         device = self._model.device
         arrays = {name: each.to(device) for name, each in self._processor.arrays([key]).items() if name in self._takes}
-        outputs = trimmed(self._model.get_image_features(**arrays, return_dict=True))
+        outputs = moved(trimmed(self._model.get_image_features(**arrays, return_dict=True)), torch.device("cpu"))
         self.computed += 1
         size = sum(each.nbytes for each in tensors(outputs))
         if size <= self._room:
@@ -97,6 +97,15 @@ def tensors(value: Any) -> Iterator[Tensor]:
         return
     for each in value.values() if hasattr(value, "values") else value:
         yield from tensors(each)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Outputs on a device: themselves where they are there."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if hasattr(value, "values"):
+        return type(value)(**{name: moved(each, device) for name, each in value.items()})
+    return type(value)(moved(each, device) for each in value)
 
 
 def joined(outputs: Sequence[Any]) -> Any:
