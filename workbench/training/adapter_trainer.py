@@ -251,7 +251,8 @@ class AdapterTrainer:
         """
         before, seen = self.progress, self.seen
         tokens = int(seen.lengths[rows].sum())
-        self.error = self.loss_guard(loss, norm, rows, step=before.step)
+        supervised = int(seen.supervised[rows].sum())
+        self.error = self.loss_guard(loss, norm, rows, tokens=supervised, step=before.step)
         if self.error is None:
             self._optimizer_step.take()
             for hook in self._hooks.values():
@@ -267,7 +268,7 @@ class AdapterTrainer:
             "learning_rate": self._rate,
             "grad_norm": norm,
             "tokens": tokens,
-            "supervised_tokens": seen.supervised[rows].sum().item(),
+            "supervised_tokens": supervised,
             **self.even_order.metrics(before.step),
         }
 

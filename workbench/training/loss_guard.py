@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -19,17 +20,18 @@ RECENT, FIRST = 20, 5
 """Latest steps whose median is the usual loss, and first steps whose median is the loss of a fresh model."""
 
 
-def comparable(records: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Losses of the last lines of metrics.jsonl, as far back as the model had as many blocks as in the last one."""
+def comparable(records: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]]:
+    """Loss and supervised tokens of the last lines of metrics.jsonl that have as many blocks as the very last one."""
     same = takewhile(lambda record: record.get("blocks") == records[-1].get("blocks"), reversed(records))
-    return [record["loss"] for record in same][::-1]
+    return [(record["loss"], record["supervised_tokens"]) for record in same][::-1]
 
 
 class LossGuard:
     """Refuses a step whose loss or gradient is not finite, or whose loss exploded.
 
     An exploded loss is above 2, above three times the usual one, and above 1.5 times that of the fresh model: near the
-    end of a run, one hard row may multiply the loss of a small batch without harm.
+    end of a run, one hard row may multiply the loss of a small batch without harm. A mean of n tokens varies as
+    1 / sqrt(n), so that the last batch of an epoch, which may hold a single row, is allowed as much more.
 
     Args:
         rows: The training examples, to name those of a refused batch.
@@ -40,41 +42,44 @@ class LossGuard:
     def __init__(self, rows: Examples, *, checkpoints_folder: Path, learning_rate: float) -> None:
         self._rows, self._folder, self._learning_rate = rows, checkpoints_folder, learning_rate
         self._first: list[float] = []
-        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
 
-    def load(self, losses: Sequence[float]) -> None:
-        """Load the losses of the steps before a resume."""
-        for loss in losses:
-            self._add(loss)
+    def load(self, steps: Sequence[tuple[float, int]]) -> None:
+        """Load the losses and supervised tokens of the steps before a resume."""
+        for loss, tokens in steps:
+            self._add(loss, tokens)
 
     def clear(self) -> None:
         """Forget all losses, since the model has changed."""
         self._first.clear()
         self._recent.clear()
 
-    def _add(self, loss: float) -> None:
-        self._recent.append(loss)
+    def _add(self, loss: float, tokens: int) -> None:
+        self._recent.append((loss, tokens))
         if len(self._first) < FIRST:
             self._first.append(loss)
 
-    def __call__(self, loss: float, norm: float, rows: Indices, *, step: int) -> TrainingError | None:
+    def __call__(self, loss: float, norm: float, rows: Indices, *, tokens: int, step: int) -> TrainingError | None:
         """An error for a loss that is not finite, or exploded; None where the step may be taken.
 
         Args:
             rows: Of the step's batch.
+            tokens: Supervised ones of the batch, of which `loss` is the mean.
             step: Optimizer steps done before it.
         """
         known = len(self._recent) >= FIRST
-        usual = statistics.median(self._recent) if known else float("inf")
-        fresh = statistics.median(self._first) if known else float("inf")
+        usual, full = (statistics.median(each) for each in zip(*self._recent, strict=True)) if known else (math.inf, 1)
+        fresh = statistics.median(self._first) if known else math.inf
         if not np.isfinite(loss):
             problem = "The loss is not finite"
         elif not np.isfinite(norm):
             problem = "The norm of the gradient is not finite"
-        elif loss > max(3 * usual, 1.5 * fresh, 2.0):
+        elif known and usual + (loss - usual) * min(1, math.sqrt(tokens / max(full, 1))) > max(
+            3 * usual, 1.5 * fresh, 2.0
+        ):
             problem = "The loss exploded"
         else:
-            self._add(loss)
+            self._add(loss, tokens)
             return None
         newest, _ = checkpoints.newest(self._folder)
         places = ", ".join(self._rows.place(int(row)) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")

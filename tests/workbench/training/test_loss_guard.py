@@ -19,8 +19,8 @@ def _guard(tmp_path: Path) -> LossGuard:
     return LossGuard(rows, checkpoints_folder=tmp_path, learning_rate=1e-3)
 
 
-def _judge(guard: LossGuard, loss: float, *, norm: float = 1.0) -> str | None:
-    error = guard(loss, norm, ROWS, step=7)
+def _judge(guard: LossGuard, loss: float, *, norm: float = 1.0, tokens: int = 64) -> str | None:
+    error = guard(loss, norm, ROWS, tokens=tokens, step=7)
     return None if error is None else str(error)
 
 
@@ -44,10 +44,18 @@ def test_one_hard_row_in_a_small_batch_ends_no_run(tmp_path: Path) -> None:
         assert _judge(guard, loss) is None
 
 
+def test_the_last_batch_of_an_epoch_may_be_one_row(tmp_path: Path) -> None:
+    """Its mean varies as 1 / sqrt(tokens): what no full batch may lose, a quarter as many tokens may lose twice over."""
+    guard = _guard(tmp_path)
+    assert not any(_judge(guard, loss) for loss in [1.0] * 25)
+    assert _judge(guard, 4.9, tokens=16) is None
+    assert "exploded" in str(_judge(guard, 5.1, tokens=16)) and "exploded" in str(_judge(guard, 3.1))
+
+
 def test_a_resumed_guard_judges_as_one_that_was_never_stopped(tmp_path: Path) -> None:
     losses = [2.0, 1.9, 1.8, 1.7, 1.6, *np.linspace(1.5, 0.2, 40).tolist()]
     whole, resumed = _guard(tmp_path), _guard(tmp_path)
     assert not any(_judge(whole, loss) for loss in losses)
-    resumed.load(losses)
+    resumed.load([(loss, 64) for loss in losses])
     for loss in (2.69, 2.71):
         assert _judge(whole, loss) == _judge(resumed, loss)

@@ -252,6 +252,6 @@ def test_blocks_that_change_the_resolution_are_refused() -> None:
 
 
 def test_losses_are_compared_as_far_back_as_the_blocks_are_the_same() -> None:
-    lines = [{"loss": 1.0, "blocks": 2}, {"loss": 9.0, "blocks": 4}, {"loss": 8.0, "blocks": 4}]
-    assert comparable(lines) == [9.0, 8.0] and comparable([]) == []
-    assert comparable([{"loss": 1.0}, {"loss": 2.0}]) == [1.0, 2.0]
+    lines = [{"loss": loss, "supervised_tokens": 7, "blocks": blocks} for loss, blocks in ((1, 2), (9, 4), (8, 4))]
+    assert comparable(lines) == [(9, 7), (8, 7)] and comparable([]) == []
+    assert comparable([{"loss": loss, "supervised_tokens": 7} for loss in (1.0, 2.0)]) == [(1.0, 7), (2.0, 7)]
