@@ -45,7 +45,7 @@ def test_one_hard_row_in_a_small_batch_ends_no_run(tmp_path: Path) -> None:
 
 
 def test_the_last_batch_of_an_epoch_may_be_one_row(tmp_path: Path) -> None:
-    """Its mean varies as 1 / sqrt(tokens): what no full batch may lose, a quarter as many tokens may lose twice over."""
+    """A mean of a quarter of the tokens may lie twice as far from the usual one."""
     guard = _guard(tmp_path)
     assert not any(_judge(guard, loss) for loss in [1.0] * 25)
     assert _judge(guard, 4.9, tokens=16) is None
