@@ -223,6 +223,9 @@ def _tested(run: RunRecord, main: str) -> str:
         said = f"{value[0].upper()}{value[1:]} on {where}{each} by {who}"
     if main in refit:
         said += f" and {units.number(refit[main])} by one adapter that trained on all rows"
+        sign = 1 if class_section.titles(run).get(main, ("", "low"))[1] == "high" else -1
+        if main in test and sign * refit[main] > sign * test[main]:
+            said += ", which costs a fraction to serve and did better here"
     return said
 
 

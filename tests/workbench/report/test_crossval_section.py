@@ -207,6 +207,15 @@ def test_the_verdict_is_made_of_the_numbers(tmp_path: Path, kind: str, message: 
     assert verdict(read(make(tmp_path / "run", kind))) == message
 
 
+@pytest.mark.parametrize(("kind", "main", "value"), [("one", "accuracy", 0.9), ("number", "rmse", 11.0)])
+def test_a_single_adapter_that_did_better_is_told(tmp_path: Path, kind: str, main: str, value: float) -> None:
+    path = make(tmp_path / "run", kind) / "scores.json"
+    scores = json.loads(path.read_text())
+    scores["refit"][main] = value
+    path.write_text(json.dumps(scores))
+    assert "all rows, which costs a fraction to serve and did better here." in verdict(read(path.parent))
+
+
 def test_a_stage_is_held_against_the_last_one_that_was_kept(tmp_path: Path) -> None:
     run = read(make(tmp_path / "run"))
     found = crossvalidated(run)
