@@ -25,6 +25,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
@@ -42,6 +43,7 @@ from workbench.models.sequence_attention import SequenceGroup
 from workbench.models.weight_formats import HALVES
 
 LONGEST = 512  # tokens of a row from which torch's half-precision kernel is as fast
+_PLANNED = ContextVar("planned", default=False)
 _LEAST_SCORE = torch.finfo(torch.float32).min
 LEAST_ROOM = 64  # tokens that a row's cache can hold at first; it doubles when it is full
 _Attend = Callable[..., tuple[Tensor, None]]
@@ -76,6 +78,22 @@ def forbid_cudnn() -> None:
 
 
 @contextmanager
+def planned(accelerated: bool) -> Iterator[None]:
+    """Inside, tensors without values choose kernels as on an accelerator (NVIDIA's from Ampere on) where `accelerated`,
+    though they are on a CPU."""
+    token = _PLANNED.set(accelerated)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(token)
+
+
+def on_cpu(device: torch.device) -> bool:
+    """Whether a CPU's kernels compute, and not those of an accelerator that a plan is for."""
+    return device.type == "cpu" and not _PLANNED.get()
+
+
+@contextmanager
 def cudnn_allowed(lengths: Sequence[Indices]) -> Iterator[None]:
     """Inside the block cuDNN may compute attention if all rows have one length, so that its plans are reused.
     `lengths`: tokens of each row, for each training."""
@@ -100,7 +118,7 @@ def attend_short_rows(
 ) -> tuple[Tensor, None]:
     """Map query (B, H, L, D), key and value (B, K, S, D) to (B, L, H, D), as sdpa does; short rows on a CPU fast."""
     settings |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
-    if query.device.type != "cpu" or query.dtype not in HALVES or key.shape[2] >= LONGEST:
+    if not on_cpu(query.device) or query.dtype not in HALVES or key.shape[2] >= LONGEST:
         inputs = (query, key, value, attention_mask)
         output, nothing = sdpa_attention_forward(module, *inputs, position_bias=position_bias, **settings)
         return output, nothing
@@ -347,7 +365,8 @@ def packs_in_one_kernel(config: PretrainedConfig, device: torch.device, compute:
 
 def _computes(device: torch.device, dtype: torch.dtype, width: int) -> bool:
     """Whether flash attention computes rows of any lengths at once: on NVIDIA GPUs, in half precision."""
-    if device.type != "cuda" or torch.version.hip is not None or _kernel() is None:
+    there = _PLANNED.get() or (device.type == "cuda" and torch.version.hip is None)
+    if not there or _kernel() is None:
         return False
     return dtype in HALVES and width <= WIDEST and width % 8 == 0
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 from torch.utils.flop_counter import flop_registry
@@ -84,6 +85,24 @@ def _grouped(rows: Tensor, other: Tensor, *_: Any, **__: Any) -> int:
     return 2 * rows.numel() * other.shape[-1]
 
 
+def _varlen(query_THD: Tensor, _: Tensor, value_TKD: Tensor, starts: Tensor, *more: Any, **__: Any) -> int:
+    """As `_attention`, of packed rows."""
+    return _pairs(query_THD, starts, more[1]) * 2 * (query_THD.shape[-1] + value_TKD.shape[-1])
+
+
+def _varlen_backward(_: Tensor, query_THD: Tensor, __: Tensor, value_TKD: Tensor, *more: Any, **___: Any) -> int:
+    """As `_attention_backward`, of packed rows."""
+    return _pairs(query_THD, more[2], more[4]) * 2 * (3 * query_THD.shape[-1] + 2 * value_TKD.shape[-1])
+
+
+def _pairs(query_THD: Tensor, starts: Tensor, longest: int) -> int:
+    """Pairs of tokens of all heads; where nobody knows where rows begin, all are taken for the longest."""
+    if isinstance(starts, FakeTensor):
+        return query_THD.shape[1] * len(query_THD) * longest
+    with unset_fake_temporarily():
+        return query_THD.shape[1] * int((starts.diff().long() ** 2).sum())
+
+
 _KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 _aten = torch.ops.aten
 _FORMULAS: dict[Any, Callable[..., int]] = {
@@ -95,6 +114,8 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     **{getattr(_aten, f"_scaled_dot_product_{name}"): _attention for name in _KERNELS},
     **{getattr(_aten, f"_scaled_dot_product_{name}_backward"): _attention_backward for name in _KERNELS},
 }
+_VARLEN = {"torch_attn._varlen_attn": _varlen, "torch_attn._varlen_attn_backward": _varlen_backward}
+"""Attention of packed rows, by name: it is there once torch's module of it is imported."""
 _QUANTISED = {f"bitsandbytes.{name}" for name in ("gemm_4bit", "gemv_4bit", "int8_linear_matmul", "int8_scaled_mm")}
 """Products with packed weights, by name: importing bitsandbytes takes a second."""
 
@@ -104,7 +125,7 @@ def _formula(func: Any) -> Callable[..., int] | None:
     """From a kernel's arguments and result to its floating-point operations: two for a multiplication and addition."""
     if str(func.overloadpacket) in _QUANTISED:
         return lambda inputs, *_, out_val, **__: 2 * out_val.numel() * inputs.shape[-1]
-    return _FORMULAS.get(func.overloadpacket)
+    return _VARLEN.get(str(func.overloadpacket)) or _FORMULAS.get(func.overloadpacket)
 
 
 class Operations(DispatchMode):

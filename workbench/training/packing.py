@@ -164,7 +164,7 @@ def pays(share: float, *, compute: torch.dtype, at_once: bool) -> bool:
     Args:
         at_once: One kernel computes the attention of all packed rows, on an accelerator.
     """
-    known = at_once or backbones.device().type == "cpu"
+    known = at_once or attention_backend.on_cpu(backbones.device())
     return known and share >= LEAST_PADDING.get(compute, 1.0)
 
 

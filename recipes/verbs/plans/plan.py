@@ -26,7 +26,7 @@ from workbench.data.batching import micro_batches
 from workbench.errors import ConfigError
 from workbench.losses import chunked_loss
 from workbench.losses.chunked_loss import planned_for
-from workbench.models import backbones, output_heads, weight_formats
+from workbench.models import attention_backend, backbones, output_heads, weight_formats
 from workbench.models.backbones import Loader
 from workbench.planning import cards, stage_training, step_time
 from workbench.planning.cards import DeviceCard
@@ -247,11 +247,12 @@ def _of_device(
     sentences = [*target.notes(), *clock(config)]
     # Weights of rows change neither.
     config = untimed(config.model_copy(update={"data": config.data.unweighted}))
-    packs = target.packs(config) if elsewhere else not accelerated
+    packs = target.packs(config) if elsewhere else True
     own = of_one_device(config, devices, accelerated=accelerated, packs=packs)
     whole = output_heads.whole_last_block(_cuts(config))
     with ExitStack() as inside:
         inside.enter_context(activation_offload.planned(accelerated))
+        inside.enter_context(attention_backend.planned(elsewhere and packs))
         inside.enter_context(planned_for(memory if elsewhere else None))
         inside.enter_context(whole)
         folder = Path(inside.enter_context(tempfile.TemporaryDirectory()))

@@ -18,11 +18,14 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.conftest import tiny
+from tests.workbench.training.fake_cuda import CUDA, fake_cuda
 from tests.workbench.training.freezing.fits import build, configured, train
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
 from workbench.data.packing import PACKED
 from workbench.models import attention_backend, output_heads
 from workbench.models.attention_backend import FAMILIES, RowCache, RowPart, attend_cached_rows, room
+from workbench.planning.counters import LiveBytes, Operations
+from workbench.planning.fake_tensors import fake_tensors
 from workbench.training import activation_checkpointing
 from workbench.training.trainer import Trainer
 
@@ -397,6 +400,26 @@ def test_torch_has_the_kernel() -> None:
         found = attention_backend.of_any_lengths(*rows, starts, longest=5, causal=True, scale=None)
         gradients = torch.autograd.grad(found.sum(), rows)
     assert found.shape == (1, 9, 4, 8) and [each.shape for each in gradients] == [each.shape for each in rows]
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_a_plan_for_an_accelerator_asks_for_that_kernel(here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a CPU stands for it, and on one that is here: the same bytes are kept, no score is, and pairs of tokens of
+    a row are counted, which only a CPU knows; elsewhere all rows are taken for the longest."""
+    with fake_cuda(monkeypatch) if here else fake_tensors(), attention_backend.planned(not here):
+        device = CUDA if here else torch.device("cpu")
+        shapes = [(1, each, sum(LENGTHS), 8) for each in (4, 2, 2)]
+        rows = [torch.empty(each, dtype=torch.bfloat16, device=device, requires_grad=True) for each in shapes]
+        starts = torch.tensor([0, *itertools.accumulate(LENGTHS)], dtype=torch.int32)
+        places = {"row_lengths": torch.tensor(LENGTHS), "row_starts": starts.to(device, non_blocking=True)}
+        with LiveBytes(device.type) as alive, Operations() as operations:
+            found, _ = attention_backend.attend(nn.Identity(), *rows, None, is_causal=True, **places)
+            kept = alive.now
+            torch.autograd.grad(found, rows, torch.empty_like(found))
+    assert found.shape == (1, sum(LENGTHS), 4, 8)
+    assert kept == sum(LENGTHS) * 4 * (8 * 2 + 4) + 16  # outputs, sums of scores, and the state of random numbers
+    pairs = max(LENGTHS) * sum(LENGTHS) if here else sum(length**2 for length in LENGTHS)
+    assert operations.count == 4 * pairs * 2 * 8 * (2 + 5)
 
 
 @pytest.mark.parametrize(
