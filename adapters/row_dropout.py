@@ -74,11 +74,11 @@ def drawing(draws: Sequence[RowDraw], device: torch.device) -> Iterator[None]:
     before = _NOW.state
     _NOW.whole_B = None
     if draws[0].packed:
-        _NOW.whole_B = _sent(keys_B, device)
+        _NOW.whole_B = sent(keys_B, device)
         # Keys of each training count from its own first token, as a member of a bank sees only its own tokens.
         keys_B = np.concatenate([_token_keys(*pair) for pair in zip(each, known, strict=True)], axis=1)
-    _NOW.keys_B = _sent(keys_B, device)
-    _NOW.lengths_B = _sent(np.concatenate(known), device) if known else None
+    _NOW.keys_B = sent(keys_B, device)
+    _NOW.lengths_B = sent(np.concatenate(known), device) if known else None
     steps = [int(_keys(draw._replace(rows=np.array([-1])))[0]) for draw in draws]
     _NOW.step_B = np.repeat(np.array(steps), [len(draw.rows) for draw in draws])
     try:
@@ -117,7 +117,7 @@ def _part(values: Tensor, where: slice, many: int) -> Tensor:
     return values.repeat(*[1] * (values.ndim - 1), many // size)[..., where]
 
 
-def _sent(values: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+def sent(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     """The values on a device, sent from pinned memory, so that the host does not wait for the copy."""
     here = torch.from_numpy(values)
     return here if device.type == "cpu" else here.pin_memory().to(device, non_blocking=True)
@@ -229,6 +229,17 @@ def drop_by_row(model: nn.Module) -> None:
                 if isinstance(module, RowDropout):  # a tensor, so that one compiled layer serves all
                     at = next((each.device for each in layer.parameters() if each.device.type != "meta"), None)
                     module.register_buffer("layer_key", torch.tensor(key, device=at), persistent=False)
+
+
+def member_starts(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+    """What to take from the keys of packed tokens (1, N), so that those of each member count from its first token.
+
+    Args:
+        sizes: Tokens of each member; together they are dropped in one call.
+    """
+    starts = np.cumsum(sizes) - np.asarray(sizes)
+    with np.errstate(over="ignore"):
+        return np.repeat(starts * np.int64(_GOLDEN), sizes)[None]
 
 
 def _token_keys(keys_B: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

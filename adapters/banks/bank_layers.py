@@ -2,9 +2,10 @@
 
 A member's rows stand together, so that its low-rank product is one matrix product over a slice, beside one product with
 the frozen weight for all rows. Members may differ in their number of rows, ranks and scales; neighbours that agree in
-all three are one batched product. Measured on two cores with bfloat16 units (5 members of rank 16 with 480 tokens each,
-384 wide), forward and backward, by slices and as one batched product: 2.2 and 1.4 ms in bfloat16 beside 4.1 ms for the
-frozen weight, 3.2 and 3.1 ms beside 9.5 ms in float32; on one core 3.1 and 2.2, 5.3 and 4.4 ms.
+all three are one batched product. On accelerators neighbours that differ are grouped products (`grouped_products.py`),
+so that launches do not grow with the members. Measured on two cores with bfloat16 units (5 members of rank 16 with 480
+tokens each, 384 wide), forward and backward, by slices and as one batched product: 2.2 and 1.4 ms in bfloat16 beside
+4.1 ms for the frozen weight, 3.2 and 3.1 ms beside 9.5 ms in float32; on one core 3.1 and 2.2, 5.3 and 4.4 ms.
 
 Legend: K members, B rows, L tokens of a row, N of all rows, T of each member, I inputs, O outputs, R rank.
 """
@@ -19,15 +20,17 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from peft.tuners.lora.layer import LoraLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
+from workbench.adapters.precision.grouped_products import WORD, RowGroups, fastest
 from workbench.adapters.precision.peft_layers import ShapedLoraConv2d
 from workbench.adapters.precision.quantised_weights import LatestWeight, SharingLayer, dequantised, is_quantised
-from workbench.adapters.row_dropout import RowDropout, of_rows, row_keys
+from workbench.adapters.row_dropout import RowDropout, member_starts, of_rows, row_keys, sent
 from workbench.errors import BackboneError
 
 
@@ -51,6 +54,18 @@ class RowRun(NamedTuple):
     """Places in a dimension of the layer's input."""
 
 
+class _SentGroups(NamedTuple):
+    """What grouped products read on the device."""
+
+    groups: RowGroups
+    ratio_K11: Tensor | None
+    """Each member's scale by that of the first; None: all are the same."""
+    starts_1N: Tensor
+    """What their tokens' keys are too large by, where rows are packed."""
+    zero_11: Tensor
+    """What pads smaller ranks."""
+
+
 class Routing:
     """Which member each row of the batch belongs to; every layer of a bank reads it."""
 
@@ -61,15 +76,34 @@ class Routing:
         """Whether rows have a known number of tokens: that of pictures and sound differs between stages and windows."""
         self.latest = LatestWeight()
         """The quantised weight that several members multiply with, within a batch."""
+        self.grouping = fastest
+        """How the device multiplies rows of unequal members."""
+        self._groups: dict[tuple[Any, ...], _SentGroups] = {}
 
     def set(self, rows: Sequence[MemberRows], *, length: int | None) -> None:
         """Set the rows of the next batches, in their order, of `length` tokens each; None: packed into one sequence."""
         self.latest.clear()
+        self._groups.clear()
         self._rows, self._length = tuple(rows), length
 
     def set_all(self, member: str) -> None:
         """Give all rows of the next batches to one member, however many there are."""
         self._rows, self._length = (MemberRows(member, -1),), 1
+
+    def groups(self, kind: type[RowGroups], sizes: Sequence[int], ratios: Sequence[float], x: Tensor) -> _SentGroups:
+        """What grouped products of members with so many tokens read, sent to the device of `x` once for all layers.
+
+        Args:
+            ratios: Scales of the members by that of the first.
+        """
+        device = x.device
+        key = kind, tuple(sizes), tuple(ratios), device, x.dtype
+        if key not in self._groups:
+            equal = all(ratio == 1 for ratio in ratios)
+            ratio_K11 = None if equal else sent(np.array(ratios, np.float32).reshape(-1, 1, 1), device).to(x.dtype)
+            starts_1N, zero_11 = sent(member_starts(sizes), device), x.new_zeros(1, 1)
+            self._groups[key] = _SentGroups(kind(sizes, device), ratio_K11, starts_1N, zero_11)
+        return self._groups[key]
 
     @property
     def is_packed(self) -> bool:
@@ -236,13 +270,38 @@ class RoutedLora(Routed, nn.Module, LoraLayer):
             return self._merged(x, parts[0])
         half = x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
         parts = [_in_stretches(part, tokens) if half else part for part in _together(parts, unequal=half)]
+        products = list(self._grouped(x, parts))
         weights = [
-            _stacked([self._weight(each, member, x.dtype, part) for member in part.members])
-            for part in parts
-            for each in (self.lora_A, self.lora_B)
+            part.stacked([self._weight(each, member, x.dtype, part) for member in part.members], dim=dim)
+            for part in products
+            for dim, each in enumerate((self.lora_A, self.lora_B))
         ]
-        output: Tensor = _RoutedProduct.apply(x, self.get_base_layer(), parts, *weights)  # type: ignore[no-untyped-call]
+        output: Tensor = _RoutedProduct.apply(x, self.get_base_layer(), products, *weights)  # type: ignore[no-untyped-call]
         return output
+
+    def _grouped(self, x: Tensor, parts: Sequence[_Part]) -> Iterator[_Part | _Group]:
+        """Neighbouring parts with the same dropout in one grouped product each, where the device has these."""
+        rest = list(parts)
+        while rest:
+            run = [rest.pop(0)]
+            while rest and run[-1].tokens.stop == rest[0].tokens.start and self._rate(run[-1]) == self._rate(rest[0]):
+                run.append(rest.pop(0))
+            sizes = [part.many for part in run for _ in part.members]
+            kind = self.routing.grouping(x, sizes, outputs=self.out_features or 0) if len(run) > 1 else None
+            if kind is None:
+                yield from run
+                continue
+            members = tuple(member for part in run for member in part.members)
+            tokens = slice(run[0].tokens.start, run[-1].tokens.stop)
+            rank = -(-max(part.rank for part in run) // WORD) * WORD
+            scale = self.scaling[members[0]]
+            here = self.routing.groups(kind, sizes, [self.scaling[member] / scale for member in members], x)
+            drop = _dropout(self, members[0], tokens, x[..., 0].numel(), starts_1N=here.starts_1N)
+            yield _Group(tokens, scale, rank, members, drop, here)
+
+    def _rate(self, part: _Part) -> float:
+        dropout: Any = self.lora_dropout[part.members[0]]
+        return 0.0 if part.drop is None else float(dropout.p)
 
     def _merges(self, x: Tensor, part: _Part) -> bool:
         """Whether the product with the merged weight of the only member is as exact, and cheaper than its own two.
@@ -270,15 +329,22 @@ class RoutedLora(Routed, nn.Module, LoraLayer):
         output: Tensor = torch.func.functional_call(base, {"weight": weight}, (x,))
         return output
 
-    def _weight(self, matrices: Any, member: str, dtype: torch.dtype, part: _Part) -> Tensor:
+    def _weight(self, matrices: Any, member: str, dtype: torch.dtype, part: _Part | _Group) -> Tensor:
         """A member's A or B; B times the ratio of its scale to the part's, a power of two."""
         weight: Tensor = matrices[member].weight.to(dtype)
-        more = self.scaling[member] / part.scale if matrices is self.lora_B else 1.0
+        mixed = matrices is self.lora_B and isinstance(part, _Part)
+        more = self.scaling[member] / part.scale if mixed else 1.0
         return weight if more == 1 else weight * more
 
 
-def _dropout(layer: Any, member: str, where: slice, many: int) -> Callable[[Tensor], Tensor] | None:
-    """A member's dropout for its rows, which are at `where` of `many` tokens; None where nothing is dropped."""
+def _dropout(
+    layer: Any, member: str, where: slice, many: int, *, starts_1N: Tensor | int = 0
+) -> Callable[[Tensor], Tensor] | None:
+    """A member's dropout for its rows, which are at `where` of `many` tokens; None where nothing is dropped.
+
+    Args:
+        starts_1N: `member_starts`, where the rows are those of several members.
+    """
     dropout = layer.lora_dropout[member]
     if not isinstance(dropout, RowDropout) or not dropout.training:
         return None
@@ -286,7 +352,7 @@ def _dropout(layer: Any, member: str, where: slice, many: int) -> Callable[[Tens
     assert keys_B is not None, "a bank with dropout trains inside `drawing`"
     # All members may read the same rows.
     if keys_B.ndim == 2:  # of packed rows, one for each token
-        return partial(dropout.drop, keys_B=keys_B.repeat(1, max(1, many // keys_B.shape[1]))[:, where])
+        return partial(dropout.drop, keys_B=keys_B.repeat(1, max(1, many // keys_B.shape[1]))[:, where] - starts_1N)
     keys_B = keys_B.repeat(max(1, layer.routing.count // len(keys_B)))
     tokens = many // len(keys_B)  # of a row, in the first dimension
     return partial(dropout.drop, keys_B=keys_B[where.start // tokens : where.stop // tokens])
@@ -345,6 +411,92 @@ class _Part(NamedTuple):
         """Tokens of each member."""
         return int(self.tokens.stop - self.tokens.start) // len(self.members)
 
+    def stacked(self, weights: Sequence[Tensor], *, dim: int) -> Tensor:
+        """The members' A or B, whose ranks are in dimension `dim`."""
+        return _stacked(weights)
+
+    def update(self, x_NI: Tensor, output_NO: Tensor, down_KRI: Tensor, up_KOR: Tensor) -> Tensor:
+        """Add the update of these rows to the output; returns what `gradients` needs: A x."""
+        inner_KTR = _dropped(self.around(x_NI), self.drop) @ down_KRI.mT
+        own_KTR = self.own(inner_KTR)
+        _add_product(self.around(output_NO), inner_KTR, up_KOR.mT, self.scale)
+        return own_KTR
+
+    def gradients(
+        self,
+        x_NI: Tensor,
+        grad_NO: Tensor,
+        x_grad_NI: Tensor | None,
+        inner_KTR: Tensor,
+        down_KRI: Tensor,
+        up_KOR: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Add the gradient of these rows to `x_grad_NI`; returns those of A and B."""
+        inner_grad_KTR = self.around(grad_NO) @ up_KOR
+        own_grad_KTR = self.own(inner_grad_KTR)
+        if x_grad_NI is not None and self.drop is not None:
+            self.of(x_grad_NI).add_(self.drop(inner_grad_KTR @ down_KRI), alpha=self.scale)
+        elif x_grad_NI is not None:
+            _add_product(self.around(x_grad_NI), inner_grad_KTR, down_KRI, self.scale)
+        # Over the tokens of this part alone: a member that diverges has infinities, and 0 times these is none.
+        down_grad_KRI = own_grad_KTR.mT @ _dropped(self.of(x_NI), self.drop)
+        return down_grad_KRI.mul_(self.scale), (self.of(grad_NO).mT @ inner_KTR).mul_(self.scale)
+
+
+class _Group(NamedTuple):
+    """Neighbouring rows whose members may differ in tokens, rank and scale: grouped products, none per member."""
+
+    tokens: slice
+    scale: float
+    rank: int
+    """The largest, in whole words; smaller ones are padded with zeros."""
+    members: tuple[str, ...]
+    drop: Callable[[Tensor], Tensor] | None
+    sent: _SentGroups
+
+    def stacked(self, weights: Sequence[Tensor], *, dim: int) -> Tensor:
+        """The members' A (K, R, I) or B (K, O, R), in one copy."""
+        first, ratio = weights[0], self.sent.ratio_K11 if dim == 1 else None
+        if all(each.shape[dim] == self.rank for each in weights):
+            stacked = torch.stack(list(weights))  # whose gradients need no copy
+            return stacked if ratio is None else stacked * ratio
+        other, zero = first.shape[1 - dim], self.sent.zero_11
+        filled: list[Tensor] = []
+        for each in weights:
+            short = self.rank - each.shape[dim]
+            filled += [each, zero.expand((short, other) if dim == 0 else (other, short))] if short else [each]
+        beside = torch.cat(filled, dim=dim)
+        if dim == 0:
+            return beside.view(len(weights), self.rank, other)
+        stacked = beside.view(other, len(weights), self.rank).transpose(0, 1)
+        return stacked if ratio is None else stacked * ratio
+
+    def update(self, x_NI: Tensor, output_NO: Tensor, down_KRI: Tensor, up_KOR: Tensor) -> Tensor:
+        """As of `_Part`."""
+        groups, own_NI = self.sent.groups, _dropped(x_NI[self.tokens], self.drop)
+        inner = groups.cleared(groups.product(groups.spread(own_NI), down_KRI.mT))
+        output_NO[self.tokens].add_(groups.joined(groups.product(inner, up_KOR.mT)), alpha=self.scale)
+        return inner
+
+    def gradients(
+        self,
+        x_NI: Tensor,
+        grad_NO: Tensor,
+        x_grad_NI: Tensor | None,
+        inner: Tensor,
+        down_KRI: Tensor,
+        up_KOR: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """As of `_Part`."""
+        groups = self.sent.groups
+        own = groups.spread(grad_NO[self.tokens])
+        inner_grad = groups.cleared(groups.product(own, up_KOR))
+        if x_grad_NI is not None:
+            back_NI = _dropped(groups.joined(groups.product(inner_grad, down_KRI)), self.drop)
+            x_grad_NI[self.tokens].add_(back_NI, alpha=self.scale)
+        down_grad_KRI = groups.outer(inner_grad, groups.spread(_dropped(x_NI[self.tokens], self.drop)))
+        return down_grad_KRI.mul_(self.scale), groups.outer(own, inner).mul_(self.scale)
+
 
 def _together(parts: Sequence[_Part], *, unequal: bool = False) -> list[_Part]:
     """Joins neighbouring parts of equal tokens, scale and rank; parts with dropout stay alone.
@@ -387,7 +539,7 @@ class _RoutedProduct(torch.autograd.Function):
     """Base product and low-rank updates in one operation: no output-sized temporaries, no weight saved twice."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, base: nn.Module, parts: list[_Part], *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, base: nn.Module, parts: list[_Part | _Group], *weights: Tensor) -> Tensor:
         # Of a view that cannot be flattened, torch multiplies each row with a copy of the weight.
         x = x.contiguous()
         # With a graph, though it is dropped: bitsandbytes has other kernels for training than for inference.
@@ -396,9 +548,7 @@ class _RoutedProduct(torch.autograd.Function):
         x_NI, output_NO = x.view(-1, x.shape[-1]), output.view(-1, output.shape[-1])
         inner = []
         for part, down_KRI, up_KOR in zip(parts, weights[::2], weights[1::2], strict=True):
-            inner_KTR = _dropped(part.around(x_NI), part.drop) @ down_KRI.mT
-            inner.append(part.own(inner_KTR))
-            _add_product(part.around(output_NO), inner_KTR, up_KOR.mT, part.scale)
+            inner.append(part.update(x_NI, output_NO, down_KRI, up_KOR))
         ctx.save_for_backward(x_NI, *inner, *weights)
         ctx.base, ctx.parts = base, parts
         return output
@@ -411,15 +561,7 @@ class _RoutedProduct(torch.autograd.Function):
         x_grad_NI = grad_NO @ _dense(ctx.base, grad.dtype) if ctx.needs_input_grad[0] else None
         grads: list[Tensor] = []
         for part, inner_KTR, down_KRI, up_KOR in zip(ctx.parts, inner, weights[::2], weights[1::2], strict=True):
-            inner_grad_KTR = part.around(grad_NO) @ up_KOR
-            own_grad_KTR = part.own(inner_grad_KTR)
-            if x_grad_NI is not None and part.drop is not None:
-                part.of(x_grad_NI).add_(part.drop(inner_grad_KTR @ down_KRI), alpha=part.scale)
-            elif x_grad_NI is not None:
-                _add_product(part.around(x_grad_NI), inner_grad_KTR, down_KRI, part.scale)
-            # Over the tokens of this part alone: a member that diverges has infinities, and 0 times these is none.
-            down_grad_KRI = own_grad_KTR.mT @ _dropped(part.of(x_NI), part.drop)
-            grads += [down_grad_KRI.mul_(part.scale), (part.of(grad_NO).mT @ inner_KTR).mul_(part.scale)]
+            grads += part.gradients(x_NI, grad_NO, x_grad_NI, inner_KTR, down_KRI, up_KOR)
         x_grad = None if x_grad_NI is None else x_grad_NI.view(*grad.shape[:-1], -1)
         return x_grad, None, None, *grads
 

@@ -1,18 +1,23 @@
-"""Low-rank products in half precision: in a window of whole stretches, with neighbours' tokens as 0."""
+"""Low-rank products in half precision, in a window of whole stretches; grouped products of unequal members."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import tiny
 from workbench.adapters import Lora
 from workbench.adapters.banks import bank, bank_layers
 from workbench.adapters.banks.bank import Bank
 from workbench.adapters.banks.bank_layers import STRETCH, MemberRows
+from workbench.adapters.precision.grouped_products import KernelGroups, PaddedGroups, RowGroups
+from workbench.adapters.row_dropout import RowDraw, drawing
 
 TOKENS = (41, 7, 33, 64)
 """Of each member's one row: the windows of the first two reach into the next, that of the third from the one before."""
@@ -91,3 +96,57 @@ def test_rows_that_cannot_be_flattened_are_one_product(dtype: torch.dtype) -> No
     with made.route(rows, length=1):
         found, wanted = layer(wide[:, :1]), layer(wide[:, :1].clone())
     assert torch.equal(found, wanted)
+
+
+MIXED = [
+    Lora(rank=2, alpha=4),
+    Lora(rank=8, alpha=4),
+    Lora(rank=3, alpha=9, targets="attention"),
+    Lora(rank=5, alpha=2, method="rslora"),
+    Lora(rank=5, alpha=5),
+]
+"""Members of unequal ranks, scales and targets."""
+
+
+def _grouped(kind: type[RowGroups] | None, dropout: float, packed: bool) -> tuple[list[Tensor], Bank, int]:
+    """Outputs and gradients of unequal members, the bank, and the operators of a forward and backward pass."""
+    configs = [each.model_copy(update={"dropout": dropout}) for each in MIXED]
+    made = bank.attach(tiny("Llama", head="CausalLM").requires_grad_(False), configs, seeds=range(len(configs)))
+    made._routing.grouping = lambda *_, **__: kind
+    made.train()
+    trained = [each for member in made.members for each in made.parameters_of(member).values()]
+    for number, each in enumerate(trained):
+        each.data += 0.1 * torch.randn(each.shape, generator=torch.Generator().manual_seed(number))
+    many = (2, 1, 3, 2, 1)
+    rows = [MemberRows(member, count, 5 * count) for member, count in zip(made.members, many, strict=True)]
+    ids = torch.randint(64, (9, 5), generator=torch.Generator().manual_seed(0))
+    draws = [RowDraw(7, 1, np.arange(count), np.full(count, 5), packed=packed) for count in many]
+    inputs = {"input_ids": ids.view(1, -1) if packed else ids}
+    if packed:
+        inputs["position_ids"] = torch.arange(5).repeat(9)[None]
+    with made.route(rows, length=None if packed else 5), drawing(draws, ids.device), Operators() as counted:
+        logits = made.model(**inputs).logits
+        grads = torch.autograd.grad(logits.square().sum(), trained)
+    return [logits.detach(), *grads], made, counted.count
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators that compute, as an accelerator launches kernels: a grouped product is one."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (func.is_view or {"empty", "_unsafe_view"} & {*func.name()[6:].split(".")})
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("kind", [KernelGroups, PaddedGroups])
+def test_grouped_products_are_those_of_each_member(kind: type[RowGroups], dropout: float, packed: bool) -> None:
+    found, made, few = _grouped(kind, dropout, packed)
+    wanted, _, many = _grouped(None, dropout, packed)
+    assert made._routing._groups == {}, "nothing is kept beyond the batch"
+    for one, other in zip(found, wanted, strict=True):
+        assert other.any() and float((one - other).norm()) <= 1e-5 * float(other.norm())
+    assert few < many
