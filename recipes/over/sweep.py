@@ -185,7 +185,8 @@ def together(task: SweepTask, run: Run, entries: Sequence[SweepMember], callback
     trainer, loaded, progress = training(task, entries, callback)
     members = loaded.bank.members
     try:
-        trainer.work()
+        with task.shared.kept_outputs(loaded.backbone, list(task.folds.values())):
+            trainer.work()
     finally:
         progress.flush()
         for member, entry in zip(members, entries, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,11 @@ from workbench.adapters import Full, Method
 from workbench.config import RunConfig, model_heads
 from workbench.config.model_heads import ModelHead
 from workbench.data.batching import Examples, Indices, MicroBatch, first_rows
+from workbench.data.text.media import MediaProcessor
 from workbench.evaluation import GeneratedAnswer
 from workbench.evaluation.forward_passes import ModelResults, stored_results
 from workbench.evaluation.generation import AnswerSamples
-from workbench.models import backbones, model_sizes
+from workbench.models import backbones, model_sizes, picture_features
 from workbench.models.backbones import Backbone, Loader
 from workbench.runs import (
     deadline,
@@ -109,7 +111,8 @@ class SingleRun(ABC, Generic[M, R]):
             LayerLog(run, trainer.freezer)
             if self.config.evaluate.every is not None and not any(run.checkpoints.glob("step-*")):
                 samples.start_over() if later else samples.begin(live)
-        trainer.work()
+        with self.kept_outputs(backbone):
+            trainer.work()
         evaluation_request.withdrawn(run.path)  # of a step that does not come: what is saved is scored now
         process_memory.settled()  # what the steps freed is given back before libraries of what is written come
         if trainer.visits is not None:
@@ -441,6 +444,19 @@ class SingleRun(ABC, Generic[M, R]):
     def member_loss(self, live: M) -> Callable[[Tensor, Tensor, float], Tensor]:
         """The summed loss of a member: from its outputs, its labels and a factor."""
         raise NotImplementedError
+
+    @property
+    def media(self) -> MediaProcessor | None:
+        """What reads the pictures or recordings of its rows; None where they have none."""
+        return None
+
+    def kept_outputs(self, backbone: Backbone, others: Sequence[Self] = ()) -> AbstractContextManager[None]:
+        """Inside it, what a frozen tower of the backbone makes of the pictures of a row is computed once.
+
+        Args:
+            others: Runs whose rows the backbone reads too: other folds in its bank.
+        """
+        return picture_features.kept(backbone.model, [each.media for each in (self, *others)])
 
     def packs(self, live: M) -> bool:
         """Whether `member_outputs` finds its outputs in rows that are packed into one sequence."""

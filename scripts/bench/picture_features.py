@@ -99,6 +99,7 @@ def epoch(section: ModelConfig, *, kept: bool) -> Callable[[], float]:
     backbone = backbones.load(section, tokenizer)
     if kept:
         PictureFeatures(backbone.model, processor)
+        processor.name_rows(True)
     model = adapters.attach(backbone.model, Lora(rank=16, alpha=32), seed=0)
     loss = workbench.token_loss(model, workbench.output_head(model, backbone.model))
 

@@ -94,6 +94,53 @@ def test_a_resumed_run_has_the_same_adapter(run: Path, words: list[str], tmp_pat
     assert all(np.array_equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
 
 
+def test_folds_in_one_bank_are_those_of_single_runs(words: list[str], tmp_path: Path) -> None:
+    own = [each for each in words if not each.startswith("data.held_out")]
+    own += ["recipe=crossval", "of=sft", "folds.k=2", "folds.refit=false", "evaluate.answers=0", "train.steps=2"]
+    tables = []
+    for together in (True, False):
+        folds = workbench.run(
+            "sft/quickstart", [*own, f"folds.together={together}"], out=tmp_path / str(together), quiet=True
+        )
+        tables.append(pd.read_parquet(folds / "out_of_fold_held_out_losses.parquet").set_index("row"))
+    assert len(tables[0]) == 25 and tables[0]["fold"].equals(tables[1]["fold"])
+    assert tables[0]["loss"].to_numpy() == pytest.approx(tables[1]["loss"].to_numpy(), rel=1e-4)
+
+
+def _pairs(rows: Path) -> list[str]:
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    pairs = [
+        {"image": line.get("image"), "question": line["question"], "chosen": line["answer"], "rejected": "purple"}
+        for line in lines
+    ]
+    path = rows.with_name("pairs.jsonl")
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return [f"data.train={path}"]
+
+
+@pytest.mark.nightly
+def test_preferences_cost_the_same_in_any_micro_batch(words: list[str], rows: Path, tmp_path: Path) -> None:
+    curves = []
+    for name, more in {"whole": [], "cut": ["batch.tokens_per_device=40", "batch.packing=false"]}.items():
+        settings = [*words, *_pairs(rows), "evaluate.answers=0", *more]
+        found = workbench.run("prefer/quickstart", settings, out=tmp_path / name, quiet=True)
+        curves.append([line["loss"] for line in metrics_log.read(found) if "loss" in line])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+def test_a_reward_depends_on_the_picture(words: list[str], rows: Path, tmp_path: Path) -> None:
+    model = save("gemma3", tmp_path / "gemma3", mixed=True)
+    own = [each for each in words if not each.startswith("evaluate")]
+    rated = workbench.run(
+        "reward/quickstart", [*own, *_pairs(rows), f"model.id={model}"], out=tmp_path / "rated", quiet=True
+    )
+    asked = {"question": "Which colour?", "chosen": "red", "rejected": "purple"}
+    path = rows.with_name("asked.jsonl")
+    path.write_text("".join(json.dumps({**asked, "image": f"{number}.png"}) + "\n" for number in (0, 1, 4)))
+    rewards = workbench.predict(rated, str(path)).table["reward"].to_numpy().reshape(3, 2)
+    assert (np.abs(rewards[0] - rewards[1]) > 1e-4).all()  # red and green
+
+
 def test_it_answers_rows_and_prompts_with_pictures(run: Path, rows: Path) -> None:
     table = workbench.predict(run, str(rows), max_new_tokens=2).table
     assert len(table) == 25 and "<image>" not in "".join(table["prompt"])

@@ -150,6 +150,7 @@ def test_outputs_of_a_frozen_tower_that_were_kept_are_its_own(family: Family) ->
         each.requires_grad_(False)
     assert can_keep(own.model)
     features = PictureFeatures(own.model, own.processor)
+    own.processor.name_rows(True)
     for _ in range(2):
         assert _summed(own, [2, 0, 1]).item() == pytest.approx(sum(alone), rel=1e-5)
         assert [_summed(own, [number]).item() for number in range(3)] == pytest.approx(alone, rel=1e-5)

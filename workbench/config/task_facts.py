@@ -23,6 +23,14 @@ DIVERGENCES = ("reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total
 """Values of `distill.loss` that compare probabilities, besides `forward_kl`."""
 
 
+BY_PROCESSOR: Sentences = {
+    f"image.{key}": f"image.{key}: pictures beside text are read as the backbone's own processor reads them, and "
+    "image.folder and image.max_pixels are all that is asked. Leave it out."
+    for key in ("column", "size", "prepare", "augment", "depth", "workers")
+}
+"""What tasks refuse whose rows may hold pictures beside text."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskFacts:
     """Facts about a task."""

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.data.batching import Examples, Indices, MicroBatch, micro_batches
+from workbench.data.text.media import TYPES
 
 MASK = "attention_mask"
 NO_MASK = (1, 1, 0, 0)
@@ -313,18 +314,29 @@ class JoinedRows(NamedTuple):
         return self._replace(batch=self.batch.pinned())
 
 
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors one after another, padded with zeros at the end of each other dimension to the largest."""
+    largest = [max(sizes) for sizes in zip(*(each.shape[:0:-1] for each in tensors), strict=True)]
+    return torch.cat(
+        [
+            F.pad(each, [pad for most, own in zip(largest, each.shape[:0:-1], strict=True) for pad in (0, most - own)])
+            for each in tensors
+        ]
+    )
+
+
 def join(batches: Sequence[MicroBatch]) -> MicroBatch:
     """One micro-batch with the rows of all, in their order, padded to the longest with zeros that nothing looks at."""
     counts = list(map(_rows, batches))
     length = max(map(padded_length, batches))
     starts = np.cumsum([0, *counts[:-1]])
     inputs = {}
-    for name in batches[0].inputs:
-        tensors = [batch.inputs[name] for batch in batches]
-        if tensors[0].ndim <= 2:  # pictures are of one size
-            longest = max(tensor.shape[1] for tensor in tensors)
-            tensors = [F.pad(tensor, (0, longest - tensor.shape[1])) for tensor in tensors]
-        inputs[name] = torch.cat(tensors)
+    for name in dict.fromkeys(itertools.chain.from_iterable(batch.inputs for batch in batches)):
+        blank = name in TYPES  # rows of text alone have no pictures, and yet a type for each token
+        given = [
+            each.inputs.get(name, torch.zeros_like(each.inputs["input_ids"]) if blank else None) for each in batches
+        ]
+        inputs[name] = stacked([tensor for tensor in given if tensor is not None])
     positions = []  # flat, in rows of `length`
     for batch, start in zip(batches, starts.tolist(), strict=True):
         own = padded_length(batch)

@@ -8,6 +8,7 @@ where a row is seen first, alone, and kept in the host's memory. What does not f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
@@ -33,13 +34,35 @@ def can_keep(model: nn.Module) -> bool:
     return frozen and _OUTPUTS in signature(model.forward).parameters
 
 
-class PictureFeatures:
-    """Gives a backbone the outputs of its tower for rows whose pictures it has seen before, for as long as it lives.
-
-    From now on batches name the pictures of their rows, until `processor.name_rows(False)`.
+@contextmanager
+def kept(model: nn.Module, processors: Sequence[object]) -> Iterator[None]:
+    """Inside it, a backbone is given the outputs of its tower for rows whose pictures it has seen before, where they
+    stay what they are.
 
     Args:
-        model: The backbone, whose tower is frozen.
+        model: The backbone.
+        processors: Of the rows, those of several folds too; where they read no pictures, nothing is kept.
+    """
+    reading = [each for each in processors if isinstance(each, PictureProcessor)]
+    if not reading or not can_keep(model):
+        yield
+        return
+    features = PictureFeatures(model, reading[0])
+    for each in reading:
+        each.name_rows(True)
+    try:
+        yield
+    finally:
+        for each in reading:
+            each.name_rows(False)
+        features.remove()
+
+
+class PictureFeatures:
+    """Gives a backbone the outputs of its tower for rows whose pictures it has seen before, until it is removed.
+
+    Args:
+        model: The backbone, whose tower is frozen; its batches name the pictures of their rows.
         processor: Keeps the pictures of the rows.
     """
 
@@ -51,8 +74,7 @@ class PictureFeatures:
         self.computed = 0
         """Rows whose pictures went through the tower."""
 
-        model.register_forward_pre_hook(self._given, with_kwargs=True)
-        processor.name_rows(True)
+        self.remove = model.register_forward_pre_hook(self._given, with_kwargs=True).remove
 
     def _given(
         self, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]

@@ -26,15 +26,15 @@ import numpy.typing as npt
 import PIL
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from workbench.config import ModelConfig, RunConfig
-from workbench.config.model_heads import TEXT
+from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.config.sections.image_config import ImageConfig
 from workbench.data.images import picture_sources
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_store import use
 from workbench.data.stored_files import stamp
-from workbench.data.text.media import KINDS, KeptPictures, Media
+from workbench.data.text.media import KINDS, TYPES, KeptPictures, Media
 from workbench.errors import BackboneError, DataError
 from workbench.models import sound_processor
 from workbench.models.backbone_source import source_arguments, source_path
@@ -57,20 +57,21 @@ def of(config: RunConfig, hub: PretrainedConfig) -> PictureProcessor | FeaturePr
         return sound_processor.of(config, hub)
     if not config.task.pictured:
         return None
-    if config.over is not None:
-        return f"recipe {config.recipe} reads text alone. Take recipe {config.task.name}"
-    if hub.is_encoder_decoder or TEXT.auto_class(hub).__name__ != "AutoModelForImageTextToText":
+    if hub.is_encoder_decoder or type(hub) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return (
             f"model.id={config.model.id} ({type(hub).__name__}) reads text alone. Take a backbone that sees, such as "
             "Qwen3-VL, Gemma 3 or LLaVA"
         )
+    model: Any = model_heads.of(config).auto_class(hub)._model_mapping[type(hub)]
+    if "pixel_values" not in (named := signature(model.forward).parameters):
+        return (
+            f"model.id={config.model.id} is read as {model.__name__}, which reads text alone. Take a backbone with one "
+            "that sees, such as Qwen3.5 or Gemma 3"
+        )
     if isinstance(config.image.folder, dict):
         return "image.folder names one folder for all rows of text. Write it as image.folder=FOLDER"
-    return PictureProcessor(config.model, type(hub), config.image, config.data.fetch)
-
-
-_TYPES = ("mm_token_type_ids", "token_type_ids")
-"""Arguments of models that say which tokens are those of pictures."""
+    types = tuple(name for name in TYPES if name in named)
+    return PictureProcessor(config.model, type(hub), config.image, config.data.fetch, types)
 
 
 @dataclass(frozen=True)
@@ -79,15 +80,17 @@ class PictureProcessor:
 
     Args:
         model: Where the processor is.
-        architecture: Of the backbone, whose arguments decide what is given.
+        architecture: Of the backbone.
         image: Its folder and max_pixels are used.
         fetch: Whether addresses are read from the network.
+        types: Arguments of the model that say which tokens are those of pictures; None: of one that writes text.
     """
 
     model: ModelConfig
     architecture: type[PretrainedConfig]
     image: ImageConfig
     fetch: bool = False
+    types: tuple[str, ...] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: other processes load the processor for themselves."""
@@ -217,7 +220,7 @@ class PictureProcessor:
             names = ", ".join(file.name for file in found)
             raise DataError(f"{where}: {names}: {type(self.processor).__name__} does not take it: {error}") from None
         texts = tuple(str(each["replacement"]) for each in made.pop("text_replacement_offsets")[0])
-        others = ("input_ids", "attention_mask", *_TYPES)
+        others = ("input_ids", "attention_mask", *TYPES)
         arrays = {name: np.asarray(value) for name, value in made.items() if name not in others}
         small = [base64.b64encode(_jpeg(picture)).decode() for picture in pictures]
         known = {"texts": json.dumps(texts), "small": json.dumps(small)}
@@ -254,16 +257,20 @@ class PictureProcessor:
         """What the processor made of the pictures of rows, one after another."""
         import torch
 
+        from workbench.data.packing import stacked
+
         read = [_unpacked(self.folder / key) for key in keys]
-        return {name: torch.from_numpy(_joined([each[name] for each in read])) for name in read[0]}
+        return {name: stacked([torch.from_numpy(each[name]) for each in read]) for name in read[0]}
 
     @cached_property
-    def _type_names(self) -> list[str]:
+    def _type_names(self) -> Sequence[str]:
         """Arguments of the backbone that say which tokens are those of pictures."""
+        if self.types is not None:
+            return self.types
         from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
         model: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[self.architecture]
-        return [name for name in _TYPES if name in signature(model.forward).parameters]
+        return [name for name in TYPES if name in signature(model.forward).parameters]
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -344,17 +351,6 @@ def _unpacked(path: Path) -> dict[str, npt.NDArray[Any]]:
         for name, array in sorted(tensors.items())
         if not name.endswith(".values")
     }
-
-
-def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Arrays of pictures one after another, padded with zeros to the largest."""
-    shape = np.max([array.shape[1:] for array in arrays], axis=0)
-    return np.concatenate(
-        [
-            np.pad(array, [(0, 0), *((0, int(most - own)) for own, most in zip(array.shape[1:], shape, strict=True))])
-            for array in arrays
-        ]
-    )
 
 
 @lru_cache(maxsize=4)

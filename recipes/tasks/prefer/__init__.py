@@ -5,7 +5,7 @@ from typing import Any
 
 from workbench.config.sections.basic_sections import MARGIN
 from workbench.config.sections.run_sections import RunSections
-from workbench.config.task_facts import TaskFacts, register
+from workbench.config.task_facts import BY_PROCESSOR, TaskFacts, register
 
 
 def _check(config: RunSections) -> Iterator[str]:
@@ -68,6 +68,7 @@ FACTS = register(
         module="workbench.recipes.tasks.prefer.task",
         readable=_readable,
         head="text",
+        pictured=True,
         writes_text=True,
         serves=True,
         answers=True,
@@ -82,8 +83,9 @@ FACTS = register(
         pipeline=None,
         banked=True,
         one_device_scores="compares answers with a reference, which one device reads",
-        sections=("prefer",),
+        sections=("prefer", "image"),
         check=_check,
+        refuses=BY_PROCESSOR,
         start="prefer",
         report="preferences",
     )

@@ -31,7 +31,6 @@ from workbench.data.text.preference_pairs import (
     require_preferences,
     without_ties,
 )
-from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.tokenized_set import TokenizedSet, require_ends
 from workbench.evaluation import GeneratedAnswer, preference_scores
 from workbench.evaluation.forward_passes import ModelResults
@@ -42,7 +41,13 @@ from workbench.recipes.single import start_adapter
 from workbench.recipes.single.single_run import Scored
 from workbench.recipes.tasks.prefer import preference_reference
 from workbench.recipes.tasks.prefer.preference_reference import AnswerNumbers, Floats
-from workbench.recipes.tasks.sft.text_run import StartedRun, TextOutputs, answer, read_template
+from workbench.recipes.tasks.sft.text_run import (
+    StartedRun,
+    TextOutputs,
+    answer,
+    conversations,
+    require_whole_pictures,
+)
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training import preference_objective, preflight
@@ -77,11 +82,12 @@ def unasked(
 def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[PreferenceSet]]:
     """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing."""
     tokenizer = backbones.tokenizer(config.model)
-    template = conversation_encoder(backbones.hub_config(config.model), tokenizer, template=read_template(config))
+    template = conversations(config, tokenizer)
     data = tokenized.load(config.data, tokenizer, PreferenceEncoder(template), seed=config.seed)
     pairs = data.map(lambda split: _judged(split, config, tokenizer))
     require_preferences(pairs)
     require_ends(data)
+    require_whole_pictures(config, data.train)
     train = mixture.mixed(pairs.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = list(pairs.named().values())
@@ -198,7 +204,7 @@ class PreferenceRun(StartedRun):
             return objective(read(batch), batch.labels_N, rows=batch.rows, scale=scale)
 
         mixed = mixture.mixed(train, self.config)
-        return TrainingSignal(mixed, loss, reads_packed=True, meter=objective.meter, look=look)
+        return TrainingSignal(mixed, loss, reads_packed=self.packs(live), meter=objective.meter, look=look)
 
     def objective(self, config: PreferConfig, beta: Callable[[], float]) -> PreferenceObjective:
         """The loss of training examples by a section; its `beta` is that of now."""

@@ -25,7 +25,8 @@ from workbench.recipes.task import DryTask, RowFile, ScoringOptions
 from workbench.recipes.tasks.prefer import preference_reference, preference_run
 from workbench.recipes.tasks.prefer.preference_reference import AnswerNumbers
 from workbench.recipes.tasks.prefer.preference_run import PreferenceRun
-from workbench.recipes.tasks.sft.task import TokenTask, conversations, dry_text, survey
+from workbench.recipes.tasks.sft.task import TokenTask, dry_text, survey
+from workbench.recipes.tasks.sft.text_run import conversations
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback, Silent
@@ -85,7 +86,7 @@ def _rendered(
         good = bool(rows.desired[answer])
         tie = rows.paired and bool(rows.ties[example])
         word = "tie" if tie else ("chosen" if good else "rejected") if rows.paired else ("good" if good else "bad")
-        yield f"{rows.place(example)}, {word}", pieces(rows.answers[answer], tokenizer)
+        yield f"{rows.place(example)}, {word}", pieces(rows.answers[answer], tokenizer, rows.answers.processor)
 
 
 def _sizes(train: PreferenceSet, held_out: PreferenceSet) -> Iterator[str]:
@@ -173,7 +174,7 @@ class PreferenceTask(TokenTask):
         return [f"The reference, {reference.source.name}, is taken to be as large as the model that trains."]
 
     def survey(self, config: RunConfig, files: Sequence[RowFile]) -> list[SourceRows]:
-        return survey(files, PreferenceEncoder(conversations(config)))
+        return survey(files, PreferenceEncoder(conversations(config, backbones.tokenizer(config.model))))
 
     def files(self, config: RunConfig) -> Mapping[str, Mapping[str, str]]:
         return {"reference": preference_reference.files(config)}

@@ -28,7 +28,6 @@ from workbench.data.text import generated_answers, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.generated_answers import Episode, SampledAnswer, WriteTurns
 from workbench.data.text.prompts import PromptEncoder, sampled_prompts
-from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.tokenized_set import TokenizedSet, require_ends
 from workbench.data.text.tool_calls import CallReader
 from workbench.errors import ConfigError
@@ -45,7 +44,7 @@ from workbench.recipes.single import start_adapter
 from workbench.recipes.single.single_run import Scored
 from workbench.recipes.tasks.reinforce import rollout_server
 from workbench.recipes.tasks.sft import text_run
-from workbench.recipes.tasks.sft.text_run import StartedRun, read_template
+from workbench.recipes.tasks.sft.text_run import StartedRun, conversations
 from workbench.runs import files, trust, units
 from workbench.runs.openai_client import OpenAIClient
 from workbench.runs.run_directory import Run
@@ -92,7 +91,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
             "rewards='[{kind: number, answer: answer}]', or a function of your own: [{file: my_reward.py}]."
         )
     tokenizer = backbones.tokenizer(config.model)
-    template = conversation_encoder(hub, tokenizer, template=read_template(config))
+    template = conversations(config, tokenizer)
     if tools is not None:
         CallReader(tokenizer, template)
         tools.start()

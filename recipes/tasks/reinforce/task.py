@@ -32,7 +32,8 @@ from workbench.recipes.inspection import SHOWN, Inspection, unread
 from workbench.recipes.task import DryTask, RowFile, Scores, ScoringOptions
 from workbench.recipes.tasks.reinforce import reinforce_run, rollout_server
 from workbench.recipes.tasks.reinforce.reinforce_run import PlannedRollouts, ReinforceRun, RowPlayer
-from workbench.recipes.tasks.sft.task import TokenTask, conversations, dry_text, outputs, survey
+from workbench.recipes.tasks.sft.task import TokenTask, dry_text, outputs, survey
+from workbench.recipes.tasks.sft.text_run import conversations
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback, Silent
@@ -199,7 +200,7 @@ class ReinforceTask(TokenTask):
         ]
 
     def survey(self, config: RunConfig, files: Sequence[RowFile]) -> list[SourceRows]:
-        return survey(files, PromptEncoder(conversations(config)))
+        return survey(files, PromptEncoder(conversations(config, backbones.tokenizer(config.model))))
 
 
 TASK = ReinforceTask()

@@ -5,7 +5,7 @@ from functools import partial
 
 from workbench.config.sections.basic_sections import MARGIN
 from workbench.config.sections.run_sections import RunSections
-from workbench.config.task_facts import TaskFacts, register
+from workbench.config.task_facts import BY_PROCESSOR, TaskFacts, register
 
 _OF_ROWS = ("decontaminate", "select", "sampling", "curriculum", "length_warm_up", "augment")
 """Keys of `data` that are for rows of one answer."""
@@ -58,6 +58,7 @@ FACTS = register(
         readable=_readable,
         head="classes",
         output="reward",
+        pictured=True,
         answers=True,
         margins=True,
         compares="answers",
@@ -70,8 +71,9 @@ FACTS = register(
         pipeline=None,
         banked=True,
         views=("lower", "upper", "typos"),
-        sections=("reward", "tta"),
+        sections=("reward", "tta", "image"),
         check=_check,
+        refuses=BY_PROCESSOR,
         report="rewards",
         predicts=("answers.csv", "rate every answer of a file"),
         answer="reward",

@@ -36,7 +36,8 @@ from workbench.models.backbones import Backbone
 from workbench.models.reward_model import RewardModel
 from workbench.recipes.single import word_run
 from workbench.recipes.single.single_run import Scored
-from workbench.recipes.tasks.reward.reward_run import RatingRun, chat_encoder
+from workbench.recipes.tasks.reward.reward_run import RatingRun
+from workbench.recipes.tasks.sft.text_run import conversations
 from workbench.runs import run_directory
 from workbench.training import preflight
 from workbench.training.bank_trainer import Objective
@@ -56,7 +57,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     backbones.of_one_sequence(config.model, recipe="reward")
     tokenizer = backbones.tokenizer(config.model)
     reward_model.settle_padding(tokenizer)
-    template = chat_encoder(config, tokenizer)
+    template = conversations(config, tokenizer)
     data = read(config, tokenizer, template)
     pairs = data.map(lambda split: preference_set(split, pairs=True))
     require_preferences(pairs)
@@ -128,8 +129,11 @@ class RewardRun(RatingRun[PreferenceSet]):
     def supervise(self, live: RewardModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         train = self.pairs.train
         loss = live.pair_loss(train, centre=self.config.reward.centre)
-        packed = live.classifier.reads_packed(self.config.adapter)
-        return TrainingSignal(mixture.mixed(train, self.config), loss, reads_packed=packed)
+        return TrainingSignal(mixture.mixed(train, self.config), loss, reads_packed=self.packs(live))
+
+    @property
+    def pictured(self) -> bool:
+        return self.pairs.train.answers.pictured
 
     def held_out_loss(self, live: RewardModel) -> tuple[float, Mapping[str, float]]:
         scores, _ = score(self.run.home, live, self.pairs.held_out, self.config)

@@ -27,7 +27,8 @@ from workbench.models.reward_model import RewardModel
 from workbench.recipes.inspection import SHOWN, Inspection, left_out, pieces
 from workbench.recipes.single.single_run import Scored
 from workbench.recipes.task import PredictionTable
-from workbench.recipes.tasks.reward.reward_run import RatingRun, chat_encoder, load
+from workbench.recipes.tasks.reward.reward_run import RatingRun, load
+from workbench.recipes.tasks.sft.text_run import conversations
 from workbench.runs import units
 from workbench.training import preflight
 from workbench.training.optim.schedules import total_steps
@@ -42,7 +43,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     backbones.of_one_sequence(config.model, recipe="reward")
     tokenizer = backbones.tokenizer(config.model)
     reward_model.settle_padding(tokenizer)
-    template = chat_encoder(config, tokenizer)
+    template = conversations(config, tokenizer)
     read = tokenized.load(config.data, tokenizer, encoder(template, config), seed=config.seed)
     answers = read.map(StepSet)
     train = mixture.mixed(answers.train, config)
@@ -74,8 +75,12 @@ class ProcessRun(RatingRun[StepSet]):
         return replace(self, answers=self.answers._replace(held_out=self.answers.held_out.subset(answers)))
 
     def supervise(self, live: RewardModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
-        packed = live.classifier.reads_packed(self.config.adapter)
-        return TrainingSignal(mixture.mixed(self.answers.train, self.config), live.step_loss, reads_packed=packed)
+        train = mixture.mixed(self.answers.train, self.config)
+        return TrainingSignal(train, live.step_loss, reads_packed=self.packs(live))
+
+    @property
+    def pictured(self) -> bool:
+        return self.answers.train.answers.pictured
 
     def held_out_loss(self, live: RewardModel) -> tuple[float, Mapping[str, float]]:
         scores, _ = score(live, self.answers.held_out)

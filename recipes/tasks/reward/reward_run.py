@@ -16,12 +16,12 @@ from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.data.held_out_split import Splits
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.row_encoder import conversation_encoder
-from workbench.models import backbones, reward_model
+from workbench.data.text.media import MediaProcessor
+from workbench.models import reward_model
 from workbench.models.backbones import Backbone
 from workbench.models.reward_model import RewardModel
 from workbench.recipes.single.single_run import Rows, SingleRun
-from workbench.recipes.tasks.sft.text_run import read_template
+from workbench.recipes.tasks.sft.text_run import conversations
 from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 
@@ -36,11 +36,6 @@ class DescribedRows(Rows, Protocol):
 
 
 R = TypeVar("R", bound=DescribedRows)
-
-
-def chat_encoder(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
-    """How conversations are written."""
-    return conversation_encoder(backbones.hub_config(config.model), tokenizer, template=read_template(config))
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,16 @@ class RatingRun(SingleRun[RewardModel, R], ABC):
         return Splits(*(self.rows.get(name) for name in SPLITS))
 
     def packs(self, live: RewardModel) -> bool:
-        return live.classifier.reads_packed(self.config.adapter)
+        return live.classifier.reads_packed(self.config.adapter) and (self.media is None or self.media.packs)
+
+    @property
+    def media(self) -> MediaProcessor | None:
+        return self.template.processor if self.pictured else None
+
+    @property
+    @abstractmethod
+    def pictured(self) -> bool:
+        """Whether any training row has pictures."""
 
     def as_member(self, config: RunConfig, run: Run) -> Self:
         own = super().as_member(config, run)
@@ -92,4 +96,4 @@ class RatingRun(SingleRun[RewardModel, R], ABC):
 
 def load(run: Path, config: RunConfig, *, waiting: bool = False) -> RewardModel:
     """The reward model that the run at `run` shipped."""
-    return reward_model.load(run, config, lambda tokenizer: chat_encoder(config, tokenizer), waiting=waiting)
+    return reward_model.load(run, config, lambda tokenizer: conversations(config, tokenizer), waiting=waiting)

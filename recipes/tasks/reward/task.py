@@ -25,7 +25,7 @@ from workbench.evaluation.rewards.reward_sum import spread
 from workbench.models import backbones, reward_model
 from workbench.models.backbones import Loader
 from workbench.models.reward_model import RewardModel
-from workbench.recipes.inspection import SHOWN, Inspection, left_out
+from workbench.recipes.inspection import SHOWN, Inspection, left_out, pieces
 from workbench.recipes.task import (
     ROWS,
     DryTask,
@@ -40,8 +40,9 @@ from workbench.recipes.tasks.classify.task import Gap, NumberReference
 from workbench.recipes.tasks.reward import outcome_reward, process_reward
 from workbench.recipes.tasks.reward.outcome_reward import RewardRun
 from workbench.recipes.tasks.reward.process_reward import ProcessRun
-from workbench.recipes.tasks.reward.reward_run import chat_encoder, load
+from workbench.recipes.tasks.reward.reward_run import load
 from workbench.recipes.tasks.sft.task import survey
+from workbench.recipes.tasks.sft.text_run import conversations
 from workbench.runs import run_directory, units
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback, Silent
@@ -103,11 +104,11 @@ class RewardTask(Task):
         tokenizer, _, pairs, targets = outcome_reward.prepare(config)
         train, mixed = pairs.train, mixture.mixed(pairs.train, config)
         steps = total_steps(config, len(mixed))
-        shown = evenly_spaced(len(train), SHOWN).tolist()
+        shown, processor = evenly_spaced(len(train), SHOWN).tolist(), train.answers.processor
         examples = [
             (
                 f"{train.place(example)}, {_word(train, example, side)}",
-                [(str(tokenizer.decode(train.answers[2 * example + side].input_ids)), side == 0)],
+                [(text, side == 0) for text, _ in pieces(train.answers[2 * example + side], tokenizer, processor)],
             )
             for example in shown
             for side in (0, 1)
@@ -181,7 +182,7 @@ class RewardTask(Task):
         return DryTask(single, largest_numbers(answers, lambda live, batch: live.rewards(batch)))
 
     def survey(self, config: RunConfig, files: Sequence[RowFile]) -> list[SourceRows]:
-        template = chat_encoder(config, backbones.tokenizer(config.model))
+        template = conversations(config, backbones.tokenizer(config.model))
         steps = config.reward.kind == "process"
         encoder = process_reward.encoder(template, config) if steps else PreferenceEncoder(template)
         return survey(files, encoder)

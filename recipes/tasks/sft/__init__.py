@@ -4,7 +4,7 @@ one that hears to write transcripts."""
 from collections.abc import Iterator
 
 from workbench.config.sections.run_sections import RunSections
-from workbench.config.task_facts import TaskFacts, register
+from workbench.config.task_facts import BY_PROCESSOR, TaskFacts, register
 
 
 def _readable(config: RunSections, limit: int | None) -> None:
@@ -59,10 +59,6 @@ def _check(config: RunSections) -> Iterator[str]:
         yield f"data.columns renames `audio`. Write audio.column={config.data.columns['audio']} instead."
 
 
-_BY_PROCESSOR = (
-    "image.{}: pictures beside text are read as the backbone's own processor reads them, and image.folder and "
-    "image.max_pixels are all that is asked. Leave it out."
-)
 FACTS = register(
     TaskFacts(
         name="sft",
@@ -94,9 +90,6 @@ FACTS = register(
         students="workbench.recipes.over.distill",
         sections=("image", "audio"),
         check=_check,
-        refuses={
-            f"image.{key}": _BY_PROCESSOR.format(key)
-            for key in ("column", "size", "prepare", "augment", "depth", "workers")
-        },
+        refuses=BY_PROCESSOR,
     )
 )

@@ -27,7 +27,7 @@ from workbench.data.text.prompts import PromptEncoder, read_prompts
 from workbench.data.text.quality import cleaning, rules
 from workbench.data.text.quality.rules import RowText
 from workbench.data.text.quality.survey import SourceRows
-from workbench.data.text.row_encoder import OwnEncoder, RowEncoder, conversation_encoder
+from workbench.data.text.row_encoder import OwnEncoder, RowEncoder
 from workbench.data.text.stepwise import StepEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
@@ -43,7 +43,7 @@ from workbench.recipes.inspection import SHOWN, Inspection, pieces, unread
 from workbench.recipes.single import row_difficulty, start_adapter, token_reference
 from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, ScoringOptions, Task
 from workbench.recipes.tasks.sft import text_run
-from workbench.recipes.tasks.sft.text_run import StartedRun, TextRun, read_template, score
+from workbench.recipes.tasks.sft.text_run import StartedRun, TextRun, score
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback, Silent
@@ -190,13 +190,6 @@ def _surveyed(source: RowFile, template: Encoder) -> SourceRows:
         tokens.append(max(lengths, default=0))
     tokens_N = np.asarray(tokens, dtype=np.int64)
     return SourceRows(source.title, config.train, rows, tokens_N, source.trains, unreadable=tuple(skipped))
-
-
-def conversations(config: RunConfig) -> ChatEncoder:
-    """Writes conversations as the backbone of `config` reads them."""
-    tokenizer = backbones.tokenizer(config.model)
-    hub = backbones.hub_config(config.model)
-    return conversation_encoder(hub, tokenizer, template=read_template(config))
 
 
 class TokenTask(Task):

@@ -30,7 +30,8 @@ from workbench.data.held_out_split import Splits
 from workbench.data.resampling import weighted
 from workbench.data.text import decontamination, formats, length_warm_up, tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.row_encoder import OwnEncoder, encoder_of_run
+from workbench.data.text.media import MediaProcessor
+from workbench.data.text.row_encoder import OwnEncoder, conversation_encoder, encoder_of_run
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.data.text.transcripts import TranscriptEncoder
 from workbench.errors import ConfigError
@@ -44,10 +45,9 @@ from workbench.models import backbones, exported, output_heads, picture_processo
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
-from workbench.models.picture_features import PictureFeatures, can_keep
-from workbench.models.picture_processor import PictureProcessor
+from workbench.models.sound_processor import FeatureProcessor
 from workbench.recipes.single import row_difficulty, start_adapter, token_reference
-from workbench.recipes.single.single_run import Scored, SingleRun, Supervise
+from workbench.recipes.single.single_run import Scored, SingleRun
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
@@ -122,6 +122,14 @@ def encoder_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> OwnEnco
         transcript_scores.require_library()  # before a run that could not be scored
     hub, template = backbones.hub_config(config.model), read_template(config)
     return encoder_of_run(config, hub, tokenizer, template=template, processor=picture_processor.of(config, hub))
+
+
+def conversations(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
+    """How conversations are written for the backbone of a run, pictures included."""
+    hub = backbones.hub_config(config.model)
+    processor = picture_processor.of(config, hub)
+    assert not isinstance(processor, FeatureProcessor), "checks refuse recordings"
+    return conversation_encoder(hub, tokenizer, template=read_template(config), processor=processor)
 
 
 def require_whole_pictures(config: RunConfig, train: TokenizedSet) -> None:
@@ -254,21 +262,19 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         tap, train = LabelTap(token_losses), self.data.train
         rows = weighted(drawn(train, self.config), train.weights)
-        packs = train.processor is None or train.processor.packs or not train.pictured
-        if train.pictured and isinstance(train.processor, PictureProcessor) and can_keep(backbone.model):
-            PictureFeatures(backbone.model, train.processor)
+        packs = self.packs(live)
         if self.criterion is not None:
             return TrainingSignal(rows, token_loss(live.model, live.head, self.criterion), reads_packed=packs)
         draws = LabelDraws()
         loss = next_token_loss(live.model, live.head, tap, self.config.regularise, draws)
         return TrainingSignal(rows, loss, tap=tap, reads_packed=packs, reference=self.reference, draws=draws)
 
-    def train(self, supervise: Supervise[ExportedModel] | None = None, *, score_later: bool = False) -> None:
-        try:
-            super().train(supervise, score_later=score_later)
-        finally:
-            if isinstance(self.data.train.processor, PictureProcessor):
-                self.data.train.processor.name_rows(False)  # models that are scored compute what they read
+    @property
+    def media(self) -> MediaProcessor | None:
+        return self.data.train.processor if self.data.train.pictured else None
+
+    def packs(self, live: ExportedModel) -> bool:
+        return self.media is None or self.media.packs
 
     def width(self, live: ExportedModel) -> int:
         return live.head.width

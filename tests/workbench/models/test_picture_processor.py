@@ -14,7 +14,9 @@ from PIL import Image
 
 from tests.vision_families import save
 from workbench.config import DataConfig, ModelConfig, RunConfig
+from workbench.config.sections.basic_sections import HeldOutFold
 from workbench.config.sections.image_config import ImageConfig
+from workbench.data.packing import join
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.media import Media
@@ -62,6 +64,41 @@ def test_a_row_is_read_again_once_its_picture_changed_and_not_before(section: Mo
     changed = _read(section, tmp_path, [_row()])
     assert changed[0].pictures != first[0].pictures and changed[0].digest != first[0].digest
     assert changed[0].input_ids.tolist() == first[0].input_ids.tolist()
+
+
+def test_rows_that_show_the_same_picture_are_on_one_side_of_a_split(section: ModelConfig, tmp_path: Path) -> None:
+    for number in range(6):
+        _picture(number).save(tmp_path / f"{number}.png")
+    lines = [_row(f"{number % 6}.png", f"The answer {number}.") for number in range(24)]
+    rows = _read(section, tmp_path, lines)
+    train, held_out = tokenized.hold_out(rows, share=0.3, seed=0)
+    assert set(held_out.pictures) and not set(train.pictures) & set(held_out.pictures)
+    seen = list[set[str]]()
+    for number in range(3):
+        config = DataConfig(train=str(tmp_path / "rows.jsonl"), fold=HeldOutFold(of=3, number=number, near=0.7))
+        split = tokenized.load(config, backbones.tokenizer(section), _encoder(section), seed=0)
+        assert not set(split.train.pictures) & set(split.held_out.pictures)
+        seen.append(set(split.held_out.pictures))
+    assert sorted(map(len, seen)) == [2, 2, 2] and len(set.union(*seen)) == 6
+
+
+@pytest.mark.parametrize("first", [0, 1])  # a row of text alone comes first or last
+def test_batches_of_several_owners_join_to_what_one_collation_gives(
+    section: ModelConfig, tmp_path: Path, first: int
+) -> None:
+    _picture().save(tmp_path / "a.png")
+    lines = [
+        _row(),
+        {"question": "Who wrote this?", "answer": "Nobody."},
+        {**_row(answer="Owls."), "image": ["a.png"] * 2},
+    ]
+    rows = _read(section, tmp_path, lines)
+    order = np.roll(np.arange(3), -first)
+    together = join([rows.batch(order[number : number + 1]) for number in range(3)])
+    once = rows.batch(order)
+    assert together.inputs.keys() == once.inputs.keys()
+    assert all(together.inputs[name].equal(once.inputs[name]) for name in once.inputs)
+    assert together.positions_N.equal(once.positions_N) and together.labels_N.equal(once.labels_N)
 
 
 def test_a_picture_that_is_no_longer_kept_is_made_again(section: ModelConfig, tmp_path: Path) -> None:
@@ -183,6 +220,9 @@ def test_a_model_of_text_and_other_recipes_refuse_pictures(section: ModelConfig,
             {"role": "assistant", "content": "A"},
         ]
     }
+    sees, task = ModelConfig(id=save("gemma3", tmp_path / "gemma3")), RunConfig(recipe="prefer", data=text.data)
+    found = picture_processor.of(task.model_copy(update={"model": sees}), backbones.hub_config(sees))
+    assert isinstance(found, PictureProcessor) and found.types == ("token_type_ids",)
     for processor in (why, None):
         given = {} if processor is None else {"processor": processor}
         encoder = ChatEncoder(backbones.tokenizer(text.model), **given)

@@ -44,7 +44,12 @@ class ConversationView:
             ids += text if kept else self.tokenizer.encode(self._rewritten(text), add_special_tokens=False)
         if len(ids) > self.max_tokens:
             return row
-        return Row(np.asarray(ids, dtype=np.int64), np.arange(len(ids)) == len(ids) - 1, digest=row.digest)
+        return Row(
+            np.asarray(ids, dtype=np.int64),
+            np.arange(len(ids)) == len(ids) - 1,
+            digest=row.digest,
+            pictures=row.pictures,
+        )
 
     @cached_property
     def lengths(self) -> Indices:

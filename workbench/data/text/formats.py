@@ -197,10 +197,10 @@ def _with_media(example: Example, columns: Columns) -> Example:
     held = next((name for name in media.COLUMNS if carries(columns.get(name))), None)
     if example.text:
         if held is not None:
-            raise DataError(
-                f"raw text has no place for `{held}`. For a chat, write data.columns='{{question: prompt, answer: "
-                "completion}' and data.format=question_answer."
-            )
+            cure = "data.columns='{question: prompt, answer: completion}' and data.format=question_answer"
+            if example.desired is not None:
+                cure = "data.columns='{question: prompt}'"
+            raise DataError(f"raw text has no place for `{held}`. For a chat, write {cure}.")
         return example
     if not example.messages:
         return example

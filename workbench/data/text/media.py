@@ -6,6 +6,7 @@ message holds these in their order. Other kinds of parts, such as sound, are one
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -43,6 +44,8 @@ _NAMES = {"image": "image", "image_url": "image", "input_image": "image"}
 """Kind of each type of part; OpenAI has two more names for a picture."""
 NUMBERS = "row_pictures"
 """Input that names the pictures of each row that has some: the bytes of its key (R, 16), uint8."""
+TYPES = ("mm_token_type_ids", "token_type_ids")
+"""Inputs that say of each token (B, L) whether it is one of a picture."""
 COLUMNS = tuple(name for kind in KINDS.values() for name in kind.columns)
 
 
@@ -150,6 +153,16 @@ def numbers(keys: Sequence[str]) -> Tensor:
 def of_messages(messages: Sequence[dict[str, Any]]) -> list[Media]:
     """All media of a conversation, in their order."""
     return [each for message in messages for each in _media(message)]
+
+
+def identity(messages: Sequence[dict[str, Any]]) -> str:
+    """Names what a conversation shows, by paths, addresses and bytes as its row has them; empty for nothing."""
+    digest, found = hashlib.sha256(), of_messages(messages)
+    for each in found:
+        value = each.value["bytes"] if isinstance(each.value, Mapping) else each.value
+        own = value.encode() if isinstance(value, str) else value.tobytes() if _is_picture(value) else value
+        digest.update(hashlib.sha256(own or b"").digest())
+    return digest.hexdigest() if found else ""
 
 
 def _media(message: Mapping[str, Any]) -> list[Media]:

@@ -419,7 +419,13 @@ def mismatched_answers(answers: TokenizedSet, config: DataConfig, *, bos: int | 
         tokenized.write_chunks(path, _chunks(answers, partner, config.max_tokens, bos), config)
     table = TokenTable.from_file(path)
     return TokenizedSet(
-        table, np.arange(len(table)), answers.source, answers.fingerprint, chat=answers.chat, collate=answers.collate
+        table,
+        np.arange(len(table)),
+        answers.source,
+        answers.fingerprint,
+        chat=answers.chat,
+        collate=answers.collate,
+        processor=answers.processor,
     )
 
 
@@ -435,6 +441,11 @@ def _columns(answers: TokenizedSet, number: int, partner: int, max_tokens: int, 
     asked, given = answers[number], answers[partner]
     start, stop = _answer_start(asked), _answer_start(given)
     excess = max(0, start + len(given.input_ids) - stop - max_tokens)
+    if excess and asked.pictures:
+        raise DataError(
+            f"{answers.place(number)}: has a picture, and with the answer of {answers.place(partner)} "
+            f"{max_tokens + excess} tokens. Write data.max_tokens={max_tokens + excess} or more."
+        )
     first = int(asked.input_ids[0] == bos)
     ids = np.concatenate([asked.input_ids[:first], asked.input_ids[first + excess : start], given.input_ids[stop:]])
     loss = np.concatenate([asked.supervised[:first], asked.supervised[first + excess : start], given.supervised[stop:]])
@@ -456,9 +467,9 @@ def _columns(answers: TokenizedSet, number: int, partner: int, max_tokens: int, 
         "tie": False,
         "step_labels": None,
         "cut_steps": 0,
-        "pictures": "",
+        "pictures": asked.pictures,
         "picture_files": None,
-        "picture_count": 0,
+        "picture_count": int(bool(asked.pictures)),
     }
 
 

@@ -653,7 +653,7 @@ def first_examples(config: DataConfig, count: int) -> Iterator[Example]:
 
 
 def hold_out(tokens: TokenizedSet, *, share: float, seed: int) -> tuple[TokenizedSet, TokenizedSet]:
-    """Split off `share` of the examples; exact duplicates always stay on the same side."""
+    """Split off `share` of the examples; exact duplicates, and those with the same pictures, stay on the same side."""
     drawn_G, group_N, size_G = _drawn_groups(tokens, seed)
     # As many are drawn as it takes to reach the share.
     wanted = max(1, round(share * len(tokens)))
@@ -668,15 +668,24 @@ def hold_out(tokens: TokenizedSet, *, share: float, seed: int) -> tuple[Tokenize
 
 
 def _fold_rows(tokens: TokenizedSet, config: DataConfig) -> list[FoldRow]:
-    """The rows of a file as folds see them; duplicates, and all answers to a prompt, have one key."""
-    digests = zip(map(example_of, tokens.places()), tokens.digests.tolist(), strict=True)
-    rows = zip(_texts(tokens, config, limit=config.limit), itertools.groupby(digests, itemgetter(0)), strict=True)
-    return [FoldRow(row.place, "\n".join(row.texts), str(digest)) for row, (_, own) in rows for _, digest in own]
+    """The rows of a file as folds see them; duplicates, all answers to a prompt, and rows with the same pictures have
+    one key. Rows with other pictures are no near-duplicates, whatever their texts."""
+    known = zip(map(example_of, tokens.places()), tokens.digests.tolist(), tokens.pictures, strict=True)
+    rows = zip(_texts(tokens, config, limit=config.limit), itertools.groupby(known, itemgetter(0)), strict=True)
+    return [
+        FoldRow(row.place, pictures or "\n".join(row.texts), pictures or str(digest))
+        for row, (_, own) in rows
+        for _, digest, pictures in own
+    ]
 
 
 def _drawn_groups(tokens: TokenizedSet, seed: int) -> tuple[Indices, Indices, Indices]:
     """Groups of examples that stay together in a drawn order, the group of each example, and how many each has."""
-    _, first_G, group_N, size_G = np.unique(tokens.digests, return_index=True, return_inverse=True, return_counts=True)
+    keys_N = tokens.digests.copy()
+    for number, pictures in enumerate(tokens.pictures):
+        if pictures:
+            keys_N[number] = int(pictures[:16], 16)
+    _, first_G, group_N, size_G = np.unique(keys_N, return_index=True, return_inverse=True, return_counts=True)
     # Groups are numbered by their first example.
     drawn_G = np.argsort(first_G)[np.random.default_rng([seed, 1]).permutation(len(first_G))]
     return drawn_G, group_N, size_G

@@ -252,6 +252,14 @@ class TokenizedSet(WholeRows):
         digests: npt.NDArray[np.uint64] = self.table.numbers("digest")[self.rows]
         return digests
 
+    @cached_property
+    def pictures(self) -> list[str]:
+        """Names the pictures of each example, by their contents; empty where it has none."""
+        if not self.pictured:
+            return [""] * len(self)
+        names: list[str] = self.table.data.column("pictures").take(pyarrow.array(self.rows)).to_pylist()
+        return names
+
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
         check_facts = {} if self.contamination is None else {"contamination": self.contamination.facts()}

@@ -76,7 +76,7 @@ def flags_by_comparison(
         ]
     if not set(DUPLICATE_RULES) & set(names):
         return flags
-    keys = [normalised(row.text) for row in rows]
+    keys = [(normalised(row.text), row.shown) for row in rows]
     return flags + duplicate_flags(rows, names, keys, lambda: near_keys(rows, near([row.text for row in rows])), titles)
 
 
@@ -112,11 +112,12 @@ def flags_by_set(flags: Iterable[Flag], sizes: Sequence[int]) -> list[list[Flag]
     return split
 
 
-def near_keys(rows: Sequence[RowText], clusters: DuplicateClusters) -> list[tuple[int, int]]:
-    """Keys that are equal for rows in one cluster, both by their texts and by what is asked and answered in them."""
+def near_keys(rows: Sequence[RowText], clusters: DuplicateClusters) -> list[tuple[int, int, str]]:
+    """Keys that are equal for rows with the same pictures in one cluster, both by their texts and by what is asked and
+    answered in them."""
     asked = [row.asked_and_answered for row in rows]
     asked_N = clusters.cluster_N if asked == [row.text for row in rows] else near_duplicates(asked).cluster_N
-    return list(zip(clusters.cluster_N.tolist(), asked_N.tolist(), strict=True))
+    return list(zip(clusters.cluster_N.tolist(), asked_N.tolist(), (row.shown for row in rows), strict=True))
 
 
 def repeat_flags(rule: str, rows: Sequence[RowText], keys: Sequence[object], titles: Sequence[str] = ()) -> list[Flag]:

@@ -19,6 +19,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Literal, NamedTuple
 
 from workbench.data.folds.duplicates import normalised
+from workbench.data.text import media
 from workbench.data.text.formats import Example
 
 LANGUAGE_LETTERS = 40  # fewest letters of a text whose language is identified
@@ -60,6 +61,7 @@ class RowText:
         turns: Turns of a conversation but those that only call tools; empty for raw text.
         exchanges: Answers with their prompts; empty where a row has no answers.
         sides: The row with each answer, or each text, that it compares with others; else itself.
+        shown: Names the pictures of the row; rows with others are no duplicates.
     """
 
     def __init__(
@@ -70,8 +72,9 @@ class RowText:
         turns: tuple[str, ...] = (),
         exchanges: tuple[Exchange, ...] = (),
         sides: tuple[RowText, ...] = (),
+        shown: str = "",
     ) -> None:
-        self.place, self.text, self.turns, self.exchanges = place, text, turns, exchanges
+        self.place, self.text, self.turns, self.exchanges, self.shown = place, text, turns, exchanges, shown
         self._sides = sides
 
     @property
@@ -163,7 +166,8 @@ def row_text_of_example(example: Example) -> RowText:
         rejected = row_text_of_example(example.rejected)
         other = rejected.exchanges[-1:]
         text = "\n".join([chosen.text, *([each.answer for each in other] or [rejected.text])])
-        return RowText(chosen.place, text, exchanges=(*other, *chosen.exchanges), sides=(chosen, rejected))
+        exchanges, sides = (*other, *chosen.exchanges), (chosen, rejected)
+        return RowText(chosen.place, text, exchanges=exchanges, sides=sides, shown=chosen.shown)
     if not example.messages:
         pieces = [text for text, _ in example.text]
         asked = "".join(text for text, loss in example.text if not loss)
@@ -173,13 +177,14 @@ def row_text_of_example(example: Example) -> RowText:
         )
     messages = [message for message in example.messages if message["role"] in ("user", "assistant")]
     turns = tuple(message["content"] for message in messages if not message.get("tool_calls"))
-    exchanges, asked = [], ""
+    turn_exchanges, asked = [], ""
     for message in messages:
         if message["role"] == "user":
             asked = message["content"]
         elif not message.get("tool_calls"):
-            exchanges.append(Exchange(asked, message["content"]))
-    return RowText(example.place, "\n".join(filter(None, turns)), turns=turns, exchanges=tuple(exchanges))
+            turn_exchanges.append(Exchange(asked, message["content"]))
+    text, shown = "\n".join(filter(None, turns)), media.identity(example.messages)
+    return RowText(example.place, text, turns=turns, exchanges=tuple(turn_exchanges), shown=shown)
 
 
 LEAST_STOP_WORDS = 2

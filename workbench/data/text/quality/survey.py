@@ -217,7 +217,7 @@ def _in_evaluation(train: Sequence[SourceRows], others: Sequence[SourceRows]) ->
 def _keys(read: SourceRows) -> Sequence[object]:
     """Equal for texts that are equal but for case and punctuation, and for pictures that are alike; none if unknown."""
     if read.tokens_N is not None:
-        return [normalised(row.text) for row in read.rows]
+        return [(normalised(row.text), row.shown) for row in read.rows]
     return [] if read.clusters is None else read.clusters.cluster_N.tolist()
 
 

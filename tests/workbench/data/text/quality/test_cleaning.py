@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.data.text.quality import cleaning
+from workbench.data.text.formats import Example
+from workbench.data.text.media import KEY, MARK, Media
+from workbench.data.text.quality import cleaning, rules
 from workbench.data.text.quality.rules import Exchange, RowText
 from workbench.errors import DataError
 
@@ -137,3 +139,15 @@ def test_order_of_rules_changes_nothing() -> None:
     rows = _rows("{", ENGLISH, "lorem ipsum {")
     names = ["c4_curly_brackets", "c4_lorem_ipsum"]
     assert set(cleaning.flags_by_row(rows, names)) == set(cleaning.flags_by_row(rows, names[::-1]))
+
+
+def test_the_same_question_about_another_picture_is_no_duplicate() -> None:
+    def row(number: int, picture: object) -> rules.RowText:
+        part = Media("image", picture, None)
+        asked = {"role": "user", "content": f"{MARK}What colour is the shape?", KEY: [part]}
+        messages = (asked, {"role": "assistant", "content": "Blue."})
+        return rules.row_text_of_example(Example(f"row {number}", messages=messages))
+
+    rows = [row(number, picture) for number, picture in enumerate(["a.png", "b.png", b"PNG", b"JPEG", "a.png", b"PNG"])]
+    flags = cleaning.flags_by_comparison(rows, ["exact_duplicate", "near_duplicate"])
+    assert [(flag.row, flag.rule) for flag in flags] == [(4, "exact_duplicate"), (5, "exact_duplicate")]
