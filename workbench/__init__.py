@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from workbench.data.text.tokenized import encode as encode_rows
     from workbench.data.text.tokenized import load as load_rows
     from workbench.evaluation.perplexity import likelihood
+    from workbench.evaluation.serving.training_bank import Datum, TrainingBank
     from workbench.models.backbones import load as load_backbone
     from workbench.models.backbones import tokenizer as load_tokenizer
     from workbench.models.output_heads import find as output_head
@@ -61,6 +62,8 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 __version__ = "0.1.0"
 __all__ = [
+    "Datum",
+    "TrainingBank",
     "__version__",
     "adopt",
     "attach",
@@ -107,6 +110,8 @@ __all__ = [
     "win_rate",
 ]
 _PLACES = {
+    "Datum": "evaluation.serving.training_bank:Datum",
+    "TrainingBank": "evaluation.serving.training_bank:TrainingBank",
     "attach": "adapters:attach",
     "attach_bank": "adapters.banks.bank:attach",
     "benchmark": "recipes.verbs.benchmark:benchmark",

@@ -87,6 +87,7 @@ PYTHON = {
         "For a loop of your own, such as `scripts/own_loop.py`.",
         *("load_tokenizer", "load_backbone", "load_rows", "encode_rows", "global_batch", "micro_batches"),
         *("attach", "attach_bank", "output_head", "token_loss", "likelihood", "save_adapter", "load_adapter"),
+        *("TrainingBank", "Datum"),
     ),
     "Your own": ("For files that `plugins` names.", "register_method", "register_task"),
 }

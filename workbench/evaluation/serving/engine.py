@@ -61,9 +61,10 @@ class BankRoutes:
     def __init__(self, bank: Bank) -> None:
         self.model: nn.Module = bank.model
         self._bank = bank
-        self._name_members()
+        self.name_members()
 
-    def _name_members(self) -> None:
+    def name_members(self) -> None:
+        """Read which members the bank has."""
         self.members: tuple[str, ...] = (*self._bank.members, BARE)
         sizes: dict[tuple[torch.Size, ...], str] = {}
         for name in self._bank.members:
@@ -73,13 +74,13 @@ class BankRoutes:
     def join(self, folder: Path) -> str:
         """Add the adapter in `folder` as a member; raises as `bank.load`."""
         member = self._bank.join(folder)
-        self._name_members()
+        self.name_members()
         return member
 
     def leave(self, member: str) -> None:
         """Remove a member."""
         self._bank.leave(member)
-        self._name_members()
+        self.name_members()
 
     @contextmanager
     def rows(self, rows: Sequence[MemberRows]) -> Iterator[None]:

@@ -105,6 +105,8 @@ class Sampling:
     """Number of likeliest tokens whose log-probabilities are recorded with each token; None: record nothing."""
     echo: bool = False
     """Whether the prompt's tokens are scored too, where `logprobs` is set."""
+    top_k: int = 0
+    """Sample from so many likeliest tokens; 0: from all."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,8 @@ class AnswerInProgress:
             token = int(logits_V.argmax())
         else:
             drawn = torch.from_numpy(self._random.random(1)).to(logits_V.device)
-            kept_V = nucleus(logits_V[: self.known], sampling.top_p, sampling.temperature)
+            kept_V = likeliest(logits_V[: self.known], sampling.top_k)
+            kept_V = nucleus(kept_V, sampling.top_p, sampling.temperature)
             token = int(picked(kept_V[None], drawn, sampling.temperature))
         self.answer.append(token)
         if sampling.logprobs is not None:
@@ -220,6 +223,14 @@ class AnswerInProgress:
             self.listener(AnswerPiece(text, len(self.answer), tuple(self.scores), reason))
             self.scores = []
         return reason
+
+
+def likeliest(logits_V: Tensor, many: int) -> Tensor:
+    """Logits of the `many` likeliest tokens; minus infinity elsewhere. 0: all."""
+    if not 0 < many < len(logits_V):
+        return logits_V
+    top = logits_V.topk(many).indices
+    return torch.full_like(logits_V, -torch.inf).index_copy(0, top, logits_V[top])
 
 
 def nucleus(logits_V: Tensor, share: float, temperature: float) -> Tensor:
