@@ -766,14 +766,16 @@ def ls(
 
 @app.command(rich_help_panel=Groups.LEARN)
 def explain(
-    setting: Annotated[
-        str, typer.Argument(help="A key, section, method, policy, or word.", autocompletion=complete_explained)
-    ] = "",
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="A key, section, method, policy, or words.", autocompletion=complete_explained),
+    ] = None,
 ) -> None:
     """Say what a setting or a method does. Values, unit, default, meaning, paper; without a name, all sections."""
     from workbench.cli import render
     from workbench.config import glossary, reference
 
+    setting = " ".join(words or ())
     if chosen := reference.named_choices(setting):
         render.choices(chosen)
     elif met := [] if reference.is_key(setting) else glossary.find(setting):

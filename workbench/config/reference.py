@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from workbench.config import glossary
 from workbench.config.run_config import RunConfig
 from workbench.errors import ConfigError
 from workbench.schema import families
@@ -185,7 +186,9 @@ def look_up(words: str) -> list[SettingReference]:
     if matches := exact or by_name or by_value or [each for each in known if word in each.meaning.lower()]:
         return matches
     keys = dict.fromkeys(part for each in known for part in (each.key, each.key.rpartition(".")[2]))
-    near = difflib.get_close_matches(words, list(keys), n=3, cutoff=0.5)
+    terms = [each for term in glossary.terms() for each in term.words]
+    names = [name for key in choosing_keys() for name in choices(key)]
+    near = difflib.get_close_matches(words, [*dict.fromkeys([*terms, *names, *keys])], n=3, cutoff=0.6)
     hint = f" Did you mean {' or '.join(f'`{key}`' for key in near)}?" if near else ""
     raise ConfigError(
         f"explain {words}: no setting has that name or speaks of it.{hint} `workbench explain` lists all."

@@ -8,6 +8,7 @@ import pytest
 
 from workbench.cli import render
 from workbench.config import glossary, reference
+from workbench.errors import ConfigError
 
 KEYS = {each.key for each in reference.settings()}
 
@@ -54,3 +55,12 @@ def test_a_value_finds_its_setting_and_a_key_is_no_term() -> None:
     assert [each.key for each in reference.look_up("PowerSGD")] == ["distributed.compression.gradients"]
     assert reference.is_key("folds") and reference.is_key("data.sources.mine.weight")
     assert not reference.is_key("fold") and glossary.find("no such word") == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [("quantisatoin", "quantisation"), ("erly stopping", "early stopping"), ("learning rte", "learning rate")],
+)
+def test_a_misspelt_word_is_held_against_words_and_methods_too(asked: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"Did you mean .*`{meant}`"):
+        reference.look_up(asked)
