@@ -26,7 +26,6 @@ from workbench.data.batching import Examples
 from workbench.data.held_out_split import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.data.text.transcripts import TranscriptEncoder
@@ -52,6 +51,8 @@ from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
+from workbench.models.picture_features import PictureFeatures
+from workbench.models.picture_processor import PictureProcessor
 from workbench.recipes.over import distill_answers, distill_control, distill_peers, student_start
 from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.task import MembersAtOnce
@@ -146,6 +147,11 @@ def require_teachable(
     if base.batch.packing is True and source is not None and section.cache.folder is None:
         packing.require(_no_packing(source, data.train))
     if section.on_policy.share:
+        if data.train.pictured:
+            raise ConfigError(
+                "distill.on_policy.share: the student writes answers to texts alone, and rows here have pictures. Leave "
+                "it out; `workbench sample TEACHER ROWS` writes a teacher's answers to pictures."
+            )
         on_policy.require_causal(hub)
         on_policy.require_room(config, data.train, backbones.skeleton(base.model, task=task))
     if section.peers is not None:
@@ -175,7 +181,8 @@ def _require_whole_vocabulary(source: TeacherSource, tokenizer: PreTrainedTokeni
 def taught(config: RunConfig, base: RunConfig, source: TeacherSource | None, inspection: Any) -> Any:
     """The same findings of `check` of a student of tokens, where somebody can teach it."""
     tokenizer = backbones.tokenizer(base.model)
-    template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=text_run.read_template(base))
+    template = text_run.encoder_of(base, tokenizer)
+    assert not isinstance(template, TranscriptEncoder), "checks refuse recordings"
     if config.distill.answers is not None:
         distill_answers.writer(config, source)
         distill_answers.questions(base, inspection.data.train, config)
@@ -282,6 +289,9 @@ def supervise(
             with source.named_in_errors():
                 live = teachers.load(source, base, tokenizer, model=model, backbone=backbone.model, loader=loader)
             live = live.weighed(section, data.held_out)
+            if alignment is None and isinstance(data.train.processor, PictureProcessor):
+                for own in live.own_backbones:  # whose batches are the student's
+                    PictureFeatures(own, data.train.processor)
             for note in live.notes:
                 callback.say(note)
             if section.match:
@@ -309,7 +319,9 @@ def supervise(
             matching,
             known=not section.on_policy.share,
             settings=section.model_dump(mode="json"),
-            reads_packed=matching is None and (cached is not None or _no_packing(source, read) is None),
+            reads_packed=matching is None
+            and all(each.train.packs for each in (data, rows))
+            and (cached is not None or _no_packing(source, read) is None),
         )
 
     return signal
@@ -331,7 +343,7 @@ def planned(
 
         def signal(live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
             loss = distillation_loss(section, live.model, live.head, teacher, None, progress)
-            return TrainingSignal(mixture.mixed(data.train, base), loss, reads_packed=True)
+            return TrainingSignal(mixture.mixed(data.train, base), loss, reads_packed=data.train.packs)
 
         return signal
     assert source is not None, "refused otherwise"
@@ -472,8 +484,7 @@ def _tell_trained_on(
     def trained_on(own: RunConfig) -> list[int]:
         # Written and cut as the student's rows are, so that equal rows have equal tokens.
         written = own.data.model_copy(update={"max_tokens": base.data.max_tokens, "select": SelectConfig()})
-        hub = backbones.hub_config(base.model)
-        template = row_encoder(base, hub, tokenizer, template=text_run.read_template(base))
+        template = text_run.encoder_of(base, tokenizer)
         found: list[int] = tokenized.load(written, tokenizer, template, seed=own.seed).train.digests.tolist()
         return found
 

@@ -12,7 +12,7 @@ from workbench.config import RunConfig
 from workbench.config.expansions import distill_expansion
 from workbench.config.sections.distill_config import STUDENT, Distance
 from workbench.data.text import tokenized
-from workbench.data.text.row_encoder import row_encoder
+from workbench.data.text.transcripts import TranscriptEncoder
 from workbench.distillation import distillkit, students, teacher_cache
 from workbench.errors import ConfigError
 from workbench.models import backbones
@@ -20,7 +20,7 @@ from workbench.recipes.load import Recipe, load
 from workbench.recipes.over import distill, student_start
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.task import implementation
-from workbench.recipes.tasks.sft.text_run import read_template
+from workbench.recipes.tasks.sft.text_run import encoder_of
 from workbench.training.callbacks import SILENT, Callback
 
 
@@ -94,7 +94,8 @@ def distill_cache(
         base = distill_expansion.student_config(config, Path(aside))
         students.make(config, source, Path(aside) / STUDENT, weights=False)
         tokenizer = backbones.tokenizer(base.model)
-        template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
+        template = encoder_of(base, tokenizer)
+        assert not isinstance(template, TranscriptEncoder), "checks refuse recordings"
         data = tokenized.load(base.data, tokenizer, template, seed=base.seed)
         if read is not None:
             distillkit.read(Path(read), data.train, section, tokenizer, callback)

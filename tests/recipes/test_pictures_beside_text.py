@@ -141,6 +141,27 @@ def test_a_reward_depends_on_the_picture(words: list[str], rows: Path, tmp_path:
     assert (np.abs(rewards[0] - rewards[1]) > 1e-4).all()  # red and green
 
 
+def test_a_student_learns_from_who_sees_the_same_pictures(run: Path, words: list[str], tmp_path: Path) -> None:
+    taught = [*words, f"distill.teacher.id={run}", "model.id=teacher", "adapter.method=full", "train.steps=2"]
+    taught = [each for each in taught if not each.startswith("adapter.rank")]
+    whole = workbench.run(
+        "distill/quickstart", [*taught, "distill.student.layers=every-2"], out=tmp_path / "a", quiet=True
+    )
+    cut = ["distill.student.layers=every-2", "batch.tokens_per_device=40", "batch.packing=false"]
+    curves = [
+        [line["loss"] for line in metrics_log.read(each) if "loss" in line]
+        for each in (whole, workbench.run("distill/quickstart", [*taught, *cut], out=tmp_path / "b", quiet=True))
+    ]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+    assert (whole / "adapter" / "processor_config.json").is_file(), "a whole model has its processor"
+    with pytest.raises(ConfigError, match="reads text alone, and rows here have pictures"):
+        blind = ["distill.teacher.id=starter", "distill.student.layers=all"]
+        workbench.check("distill/quickstart", [*words, "adapter.method=lora", *blind])
+    with pytest.raises(ConfigError, match="the student writes answers to texts alone"):
+        own = [f"distill.teacher.id={run}", "distill.student.layers=all", "distill.on_policy.share=0.5"]
+        workbench.check("distill/quickstart", [*words, "adapter.method=lora", *own])
+
+
 def test_it_answers_rows_and_prompts_with_pictures(run: Path, rows: Path) -> None:
     table = workbench.predict(run, str(rows), max_new_tokens=2).table
     assert len(table) == 25 and "<image>" not in "".join(table["prompt"])

@@ -134,6 +134,7 @@ def make(
                 kept.config.to_json_file(aside / "config.json")
             if origin.tokenizer is not None:
                 origin.tokenizer.save_pretrained(aside)
+                backbones.save_processors(origin.model, aside)
             elif processor := classifier.processor(origin.model):
                 files.write_json(aside / PROCESSOR, processor)
     ranks.wait()

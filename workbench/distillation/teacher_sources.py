@@ -19,11 +19,14 @@ from workbench.data.batching import evenly_spaced
 from workbench.data.labelled.records import RowReader
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.media import MediaProcessor
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import BackboneError, ConfigError, DataError
-from workbench.models import attention_backend, backbones, classifier, exported
+from workbench.models import attention_backend, backbones, classifier, exported, picture_processor
+from workbench.models.picture_processor import PictureProcessor
+from workbench.models.sound_processor import FeatureProcessor
 from workbench.runs import provenance, run_directory
 from workbench.runs.resume_command import finish
 from workbench.runs.trust import Trust
@@ -123,7 +126,13 @@ class TeacherSource:
 
     def template(self, student: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder | MlmEncoder:
         """Encoder of rows with the teacher's own chat template."""
-        return row_encoder(student, self.hub_config(), tokenizer)
+        return row_encoder(student, self.hub_config(), tokenizer, processor=self.eyes(student))
+
+    def eyes(self, student: RunConfig) -> PictureProcessor | str | None:
+        """What reads pictures for the teacher; or why it reads none; None where the task has none."""
+        found = picture_processor.of(student.model_copy(update={"model": self.model}), self.hub_config())
+        assert not isinstance(found, FeatureProcessor), "checks refuse recordings"
+        return found
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
@@ -267,6 +276,8 @@ def require_comparable(
             f"{type(pupil).__name__}, {kinds[pupil.is_encoder_decoder]}: they do not read the same rows. Name a "
             "teacher of the student's kind."
         )
+    if train.pictured and isinstance(source.eyes(student), str):
+        raise ConfigError(f"{name}: it reads text alone, and rows here have pictures. Name a teacher that sees.")
     if config.across:
         return
     own = source.tokenizer()
@@ -293,7 +304,22 @@ def require_comparable(
     if train.chat and isinstance(template, ChatEncoder) and own.chat_template is not None:
         chats = source.template(student, own)
         assert isinstance(chats, ChatEncoder), "only recipe mlm masks, and its rows are no chat"
+        if train.pictured:
+            _require_same_pictures(name, template.processor, chats.processor)
         _require_same_rendering(name, source, student.data, (template, tokenizer), (chats, own))
+
+
+def _require_same_pictures(name: str, mine: MediaProcessor | None, theirs: MediaProcessor | None) -> None:
+    """Refuse a teacher that reads other numbers in a picture than the student does."""
+    cure = "Name a teacher with the student's image processor, or write distill.loss=gold, for which each has its own."
+    assert isinstance(mine, PictureProcessor) and isinstance(theirs, PictureProcessor), "both have read rows"
+    own, others = (each.processor.image_processor.to_dict() for each in (mine, theirs))
+    for key in sorted(own.keys() | others.keys()):
+        if own.get(key) != others.get(key):
+            raise ConfigError(
+                f"{name}: {key} of its image processor is {others.get(key)}, and that of the student's {own.get(key)}, "
+                f"so that they see other numbers in a picture. {cure}"
+            )
 
 
 def _require_same_rendering(

@@ -59,6 +59,13 @@ class LiveTeacher:
     notes: list[str] = field(default_factory=list)  # sentences that a person should read
     shares: Sequence[float] = ()  # how much each of several models counts; none: alike
 
+    @property
+    def own_backbones(self) -> list[PreTrainedModel]:
+        """Its backbones that are not the student's."""
+        models: list[Any] = [each.model for each in self.models]
+        bare = [each.get_base_model() if isinstance(each, PeftModel) else each for each in models]
+        return [] if self.shared else list({id(each): each for each in bare}.values())
+
     def weighed(self, config: DistillConfig, held_out: TokenizedSet) -> LiveTeacher:
         """The same, its models counting as `distill.teacher.shares` says, which has as many numbers."""
         shares = config.teacher.shares

@@ -55,6 +55,8 @@ def save(
         tokenizer.save_pretrained(aside)
         if isinstance(template.processor, FeatureProcessor):
             template.processor.save(aside)
+        elif template.processor is not None and (aside / "config.json").exists():  # a whole model
+            backbones.save_processors(template.processor.model, aside)
         known = getattr(model, "generation_config", None)
         begin = {name: getattr(known, name, None) for name in BEGIN}
         GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id, **begin).save_pretrained(aside)
@@ -72,7 +74,8 @@ def load(
     model = backbone.model if isinstance(config.adapter, Full) else adapters.load(backbone.model, folder)
     head = output_heads.find(model, backbone.model)
     hub = backbone.model.config
-    template = encoder_of_run(config, hub, tokenizer, processor=picture_processor.of(config, hub))
+    own = config.model_copy(update={"model": model_under(config, folder)})
+    template = encoder_of_run(config, hub, tokenizer, processor=picture_processor.of(own, hub))
     return ExportedModel(model, head, tokenizer, template, stop_tokens(run))
 
 

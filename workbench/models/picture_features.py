@@ -59,10 +59,11 @@ def kept(model: nn.Module, processors: Sequence[object]) -> Iterator[None]:
 
 
 class PictureFeatures:
-    """Gives a backbone the outputs of its tower for rows whose pictures it has seen before, until it is removed.
+    """Gives a backbone the outputs of its tower for rows whose pictures it has seen before, until it is removed; their
+    pixels where these outputs do not stay what they are.
 
     Args:
-        model: The backbone, whose tower is frozen; its batches name the pictures of their rows.
+        model: The backbone; its batches may name the pictures of their rows.
         processor: Keeps the pictures of the rows.
     """
 
@@ -70,7 +71,8 @@ class PictureFeatures:
         self._model, self._processor = model, processor
         self._kept: dict[str, Any] = {}
         self._room = int(SHARE * psutil.virtual_memory().available)
-        self._takes = set(signature(model.get_image_features).parameters)
+        self._keeps = can_keep(model)
+        self._takes = set(signature(model.get_image_features).parameters) if self._keeps else set[str]()
         self.computed = 0
         """Rows whose pictures went through the tower."""
 
@@ -80,7 +82,7 @@ class PictureFeatures:
         self, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         numbers_RN: Tensor | None = named.pop(NUMBERS, None)
-        if numbers_RN is None:
+        if numbers_RN is None or not self._keeps:
             return arguments, named
         keys = [bytes(row).hex() for row in numbers_RN.tolist()]
         outputs = moved(joined([self._of(key) for key in keys]), self._model.device)

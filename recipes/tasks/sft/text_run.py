@@ -274,7 +274,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         return self.data.train.processor if self.data.train.pictured else None
 
     def packs(self, live: ExportedModel) -> bool:
-        return self.media is None or self.media.packs
+        return self.data.train.packs
 
     def width(self, live: ExportedModel) -> int:
         return live.head.width

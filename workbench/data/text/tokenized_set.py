@@ -252,6 +252,11 @@ class TokenizedSet(WholeRows):
         digests: npt.NDArray[np.uint64] = self.table.numbers("digest")[self.rows]
         return digests
 
+    @property
+    def packs(self) -> bool:
+        """Whether its rows can be packed, as far as their pictures are concerned."""
+        return self.processor is None or self.processor.packs or not self.pictured
+
     @cached_property
     def pictures(self) -> list[str]:
         """Names the pictures of each example, by their contents; empty where it has none."""
