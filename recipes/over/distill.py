@@ -149,8 +149,8 @@ def require_teachable(
     if section.on_policy.share:
         if data.train.pictured:
             raise ConfigError(
-                "distill.on_policy.share: the student writes answers to texts alone, and rows here have pictures. Leave "
-                "it out; `workbench sample TEACHER ROWS` writes a teacher's answers to pictures."
+                "distill.on_policy.share: the student writes answers to texts alone, and rows here have pictures. "
+                "Leave it out."
             )
         on_policy.require_causal(hub)
         on_policy.require_room(config, data.train, backbones.skeleton(base.model, task=task))

@@ -49,7 +49,7 @@ def main(arguments: argparse.Namespace) -> None:
         folder = Path(name)
         words = [
             *(f"data.limit={arguments.limit}", f"train.epochs={arguments.epochs}"),
-            *("model.weights=float32", "evaluate.answers=0", "evaluate.samples=0"),
+            *("model.weights=float32", "evaluate.answers=0", "evaluate.samples=0", "data.max_tokens=256"),
         ]
         if arguments.tower == "clip":
             picture_features.save(folder / "clip")

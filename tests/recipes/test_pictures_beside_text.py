@@ -141,6 +141,7 @@ def test_a_reward_depends_on_the_picture(words: list[str], rows: Path, tmp_path:
     assert (np.abs(rewards[0] - rewards[1]) > 1e-4).all()  # red and green
 
 
+@pytest.mark.nightly
 def test_a_student_learns_from_who_sees_the_same_pictures(run: Path, words: list[str], tmp_path: Path) -> None:
     taught = [*words, f"distill.teacher.id={run}", "model.id=teacher", "adapter.method=full", "train.steps=2"]
     taught = [each for each in taught if not each.startswith("adapter.rank")]

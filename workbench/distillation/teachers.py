@@ -63,7 +63,7 @@ class LiveTeacher:
     def own_backbones(self) -> list[PreTrainedModel]:
         """Its backbones that are not the student's."""
         models: list[Any] = [each.model for each in self.models]
-        bare = [each.get_base_model() if isinstance(each, PeftModel) else each for each in models]
+        bare: list[Any] = [each.get_base_model() if isinstance(each, PeftModel) else each for each in models]
         return [] if self.shared else list({id(each): each for each in bare}.values())
 
     def weighed(self, config: DistillConfig, held_out: TokenizedSet) -> LiveTeacher:

@@ -18,6 +18,7 @@ from workbench.data.text.row_encoder import OwnEncoder, encoder_of_run
 from workbench.errors import ConfigError, FileError
 from workbench.models import backbones, output_heads, picture_processor
 from workbench.models.output_heads import Head
+from workbench.models.picture_processor import PictureProcessor
 from workbench.models.sound_processor import FeatureProcessor
 from workbench.runs import files, run_directory
 from workbench.runs.resume_command import finish
@@ -55,7 +56,7 @@ def save(
         tokenizer.save_pretrained(aside)
         if isinstance(template.processor, FeatureProcessor):
             template.processor.save(aside)
-        elif template.processor is not None and (aside / "config.json").exists():  # a whole model
+        elif isinstance(template.processor, PictureProcessor) and (aside / "config.json").exists():  # a whole model
             backbones.save_processors(template.processor.model, aside)
         known = getattr(model, "generation_config", None)
         begin = {name: getattr(known, name, None) for name in BEGIN}
