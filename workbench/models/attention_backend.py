@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -447,6 +448,18 @@ def _blocks(lengths: Sequence[int], owners: Sequence[int]) -> Iterator[_Block]:
         row += many
 
 
+def pairs_in_blocks(lengths: Sequence[int]) -> int:
+    """Pairs of tokens that half precision computes on a CPU for packed rows of one owner, with the padding of blocks.
+
+    Args:
+        lengths: Tokens of each row.
+    """
+    blocks = list(_blocks(lengths, [0] * len(lengths)))
+    together = Counter(block.end for block in blocks if block.end <= SHORT)
+    alone = sum(block.many**2 for block in blocks if block.end > SHORT)
+    return alone + sum(_padded(count) * end**2 for end, count in together.items())
+
+
 def _up_to(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
     """Groups of neighbours with at most `tokens` tokens together; a longer row is alone."""
     group: list[int] = []
@@ -502,13 +515,17 @@ def _after(first: Sequence[Tensor], lengths: list[int], attend: _Attend, rows: S
     return attend(query, *seen, torch.tensor(mask, device=query.device)[None, None])[0]
 
 
+def _padded(count: int) -> int:
+    """The multiple of four that so many blocks are padded to: oneDNN compiles a product for every number of them."""
+    return -(-count // 4) * 4
+
+
 def _places(blocks: Sequence[_Block], end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Places (B, L) of the tokens of blocks in the sequence, and the row of its block that each is of; -1: padding.
 
-    Padding repeats a token. B is a multiple of four, since oneDNN compiles a product for every number of blocks. numpy
-    counts, since tensors have no values in a plan.
+    Padding repeats a token. numpy counts, since tensors have no values in a plan.
     """
-    place_BL = np.zeros((-(-len(blocks) // 4) * 4, end), dtype=np.int64)
+    place_BL = np.zeros((_padded(len(blocks)), end), dtype=np.int64)
     row_BL = np.full(place_BL.shape, -1)
     for number, block in enumerate(blocks):
         place_BL[number] = block.start + np.minimum(np.arange(end), block.many - 1)

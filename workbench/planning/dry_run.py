@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from workbench.adapters import anatomy
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.data.packing import PADDED, RowLayout
-from workbench.models import weight_formats
+from workbench.models import attention_backend, weight_formats
 from workbench.planning.counters import ACTIVATIONS, MemoryLedger, Operations
 from workbench.planning.dry_trainings import Lengths, Model, Sequences, Training
 from workbench.training import activation_offload
@@ -229,7 +229,7 @@ class MicroBatchTrial(NamedTuple):
     rows: Indices
     later: bool  # whether others of its step have left gradients
     padded: int
-    pairs: int  # pairs of tokens in a row, padding included if there is any
+    pairs: int  # pairs of tokens in a row, or in a block of short packed rows, padding included if there is any
     supervised: float
 
     def takes_less(self, than: MicroBatchTrial, activations: int, costs: Costs) -> bool:
@@ -284,6 +284,7 @@ def _trials(
     longest = int(train.lengths.max())
     measures: list[Callable[[MicroBatchTrial], Any]] = [
         lambda trial: trial.pairs,
+        lambda trial: arrangement.pairs(_sequences(train, trial.rows)),
         lambda trial: trial.padded,
         lambda trial: trial.padded + trial.pairs / longest,
         lambda trial: (min(trial.supervised, positions), trial.padded),
@@ -292,7 +293,10 @@ def _trials(
     for parts in ([each[0] for each in epoch], [rows for each in epoch for rows in each[1:]]):
         every = []
         for rows in parts:
-            tokens, pairs = (count(_sequences(train, rows)) for count in (arrangement.tokens, arrangement.pairs))
+            lengths = _sequences(train, rows)
+            tokens, pairs = arrangement.tokens(lengths), arrangement.pairs(lengths)
+            if arrangement.packed and not arrangement.prefix:  # in half precision; in float32 each row is alone
+                pairs = max(pairs, attention_backend.pairs_in_blocks(lengths.tolist()))
             every.append(MicroBatchTrial(rows, bool(trials), tokens, pairs, float(train.supervised[rows].sum())))
         trials |= {id(most): most for most in (max(every, key=measure) for measure in measures if every)}
     return sorted(trials.values(), key=lambda trial: (trial.padded, trial.later), reverse=True)

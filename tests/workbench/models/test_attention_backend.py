@@ -321,6 +321,15 @@ def test_blocks_of_short_rows_compute_what_each_computes_alone(causal: bool) -> 
     torch.testing.assert_close(*grads, rtol=5e-2, atol=5e-2)
 
 
+@pytest.mark.parametrize("lengths", [LENGTHS, (130, 60, 20, 9, 9, 1), (105, 50, 38, 22, 17), (48, 40), (1,)])
+def test_pairs_are_those_that_blocks_compute(lengths: tuple[int, ...]) -> None:
+    """By the operations of both products of attention: a multiplication and an addition for each pair and number."""
+    rows = [torch.zeros(1, 2, sum(lengths), 8, dtype=torch.bfloat16) for _ in range(3)]
+    with Operations() as operations:
+        attention_backend.attend(nn.Identity(), *rows, None, row_lengths=torch.tensor(lengths))
+    assert operations.count == 2 * 2 * 2 * 8 * attention_backend.pairs_in_blocks(lengths)
+
+
 def test_infinities_of_an_owner_stay_with_it() -> None:
     lengths, owners = torch.tensor([9, 7, 7, 5]), torch.tensor([0, 0, 1, 1])
     rows = [torch.ones(1, 2, 28, 8, dtype=torch.bfloat16) for _ in range(3)]

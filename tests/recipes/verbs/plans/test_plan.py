@@ -274,7 +274,7 @@ def test_of_a_student_whose_teacher_fills_a_cache(
 
 
 @pytest.mark.slow
-@pytest.mark.nightly(but=["classify"])
+@pytest.mark.nightly(but=["embed"])
 @pytest.mark.parametrize("recipe", ["classify", "embed", "tag"])
 def test_of_a_student_and_rows_that_only_its_teacher_knows(
     recipe: str, compare: Callable[..., tuple[Plan, int]], stories: str, tmp_path: Path
@@ -287,8 +287,7 @@ def test_of_a_student_and_rows_that_only_its_teacher_knows(
     more = ["recipe=distill", f"of={recipe}", f"distill.teacher.id={teacher}", f"distill.unlabelled={known}"]
     words += [*more, "adapter={method: full}", "distill.control=true"]
     planned, measured = compare(f"{recipe}/quickstart", *words, "train.steps=4")
-    # Beside so small a model the vectors of all texts, of which a plan has those that are learnt, are no trifle.
-    assert sum(planned.dry_run.at_peak.values()) == pytest.approx(measured, rel=0.08 if recipe == "embed" else 0.03)
+    assert sum(planned.dry_run.at_peak.values()) == pytest.approx(measured, rel=0.01 if recipe == "embed" else 0.03)
     whole = plan(load(f"{recipe}/quickstart", [*words, "train.steps=null", "train.epochs=1"]))
     assert whole.steps is not None and whole.steps > 300 / 8
 
