@@ -16,7 +16,8 @@ arithmetic alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -86,25 +87,64 @@ class _Way(NamedTuple):
     config: RunConfig
     plan: Plan
     confirmed: bool
+    slower: bool = False  # it fits with fewer tokens in a pass at most, and another is faster than that
+    number: int = 0  # its place among all of a level
+
+    @property
+    def standing(self) -> int:
+        """Bytes that a device holds beside activations, at most."""
+        plan, moments = self.plan, list[Mapping[str, int]]()
+        if plan.distributed.sharded:
+            moments += [held.device for held in plan.timeline.values()]
+        else:
+            moments += [plan.at_peak, *plan.dry_run.phases.values()]
+        most = max(sum(held.values()) - held.get(ACTIVATIONS, 0) for held in moments)
+        return most + plan.needed - plan.peak
+
+    @property
+    def without_activations(self) -> int:
+        """Bytes that a device lacks for these alone."""
+        return max(0, self.standing - self.plan.memory)
 
 
 def _best(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverChoice:
     solvers = [_Solver(_with(config, "model", weights=weights), make_plan, timing) for weights in formats(config)]
-    tried: list[_Way] = []
+    tried: list[tuple[_Solver, _Way]] = []
     for solver, level in [*((each, level) for each in solvers for level in (0, 1)), *((each, 2) for each in solvers)]:
         ways = solver.ways(level)
         while fitting := [way for way in ways if way.plan.fits]:
             best = min(fitting, key=lambda way: way.plan.seconds or 0.0)
-            if best.confirmed:
+            ways = solver.reconsidered(ways, best)
+            if best.confirmed and best is min(filter(_fits, ways), key=lambda way: way.plan.seconds or 0.0):
                 shares = best.config.distributed.sharded or best.plan.distributed.sharded
                 refused = solver.refused | (_LEFT_OUT if shares and solver is not solvers[-1] else {})
-                return _chosen(best, [*tried, *ways], refused)
+                return _chosen(best, [*(way for _, way in tried), *ways], refused)
             sure = solver.confirmed(best)
             ways = [sure if way is best else way for way in ways]
-        tried += ways
+        tried += [(solver, way) for way in solver.reconsidered(ways)]
     if not tried:
         raise ConfigError("\n  ".join(["This run cannot be shared as it is:", *solvers[0].refused.values()]))
-    return _chosen(min(tried, key=lambda way: (way.plan.missing, way.plan.needed)), tried, solvers[-1].refused)
+    least, others = _least(tried)
+    return _chosen(least, others, solvers[-1].refused)
+
+
+def _fits(way: _Way) -> bool:
+    return way.plan.fits
+
+
+def _beaten(seconds: float, ways: Iterable[_Way]) -> bool:
+    """Whether one of these fits and takes no longer."""
+    return any(way.plan.fits and (way.plan.seconds or 0.0) <= seconds for way in ways)
+
+
+def _least(tried: Sequence[tuple[_Solver, _Way]]) -> tuple[_Way, list[_Way]]:
+    """Of ways that do not fit the one that lacks least, with the fewest tokens in a pass, and all."""
+    looked, left = list[_Way](), sorted(tried, key=lambda each: each[1].without_activations)
+    while left and not any(way.plan.missing <= left[0][1].without_activations for way in looked):
+        solver, way = left.pop(0)
+        looked.append(solver.smaller(way))
+    least = min(looked, key=lambda way: (way.plan.missing, way.plan.needed))
+    return least, [*looked, *(way for _, way in left)]
 
 
 _LEFT_OUT = {
@@ -116,15 +156,21 @@ _LEFT_OUT = {
 
 def _chosen(way: _Way, tried: list[_Way], refused: Mapping[str, str]) -> SolverChoice:
     candidates = []
-    for plan in (each.plan for each in tried):
+    for each in tried:
+        plan = each.plan
         words = [plan.weights]
         if plan.checkpointing is not False:
             words.append("checkpointing" if plan.checkpointing is True else f"checkpointing={plan.checkpointing}")
         words += ["inputs of blocks to cpu"] if plan.offloaded else []
         words += [layout.words] if (layout := plan.distributed).sharded else []
         verdict = "taken" if plan is way.plan and plan.fits else "fits" if plan.fits else plan.lack
-        tokens, seconds = plan.tokens_per_device, plan.seconds or 0.0
-        candidates.append(Candidate(", ".join(words), tokens, plan.needed, plan.fits, seconds, verdict))
+        tokens, seconds, needed = plan.tokens_per_device, plan.seconds or 0.0, plan.needed
+        if each.slower:
+            verdict = "slower, if it fits with fewer tokens a pass"
+        elif (lacks := each.without_activations) and plan is not way.plan:
+            tokens, seconds, needed = 0, 0.0, each.standing
+            verdict = f"lacks {units.size(lacks)} a device without activations"
+        candidates.append(Candidate(", ".join(words), tokens, needed, plan.fits, seconds, verdict))
     candidates += [
         Candidate(words, 0, 0, False, 0.0, reason if words in _LEFT_OUT else f"refused: {reason}")
         for words, reason in refused.items()
@@ -142,32 +188,64 @@ class _Solver:
         """Why the run would refuse some layouts, by their words."""
 
     def ways(self, level: int) -> list[_Way]:
-        """All of the layouts of a level that are worth comparing; only the first where that fits, as nothing can be
+        """All of the layouts of a level that may be the fastest; only the first where that fits, as nothing can be
         faster. Level 0: each device holds all; 1: they share; 2: states wait outside of them."""
-        candidates: list[_Way] = []
+        found, later = list[_Way](), list[_Way]()
         layouts = [each for each in self._layouts if _level(each) == level]
         for checkpointing, offload in self._savings():
-            if offload is True and any(way.plan.fits for way in candidates):
-                return candidates  # copies make nothing faster
-            if any(way.plan.fits and (way.plan.seconds or 0.0) <= (self._first.seconds or 0.0) for way in candidates):
-                return candidates  # with fewer passes none is faster, and computing twice is none
+            if offload is True:
+                found += self._fewer(later, found)
+                if any(way.plan.fits for way in found):
+                    break  # copies make nothing faster
+            # With fewer passes none is faster, and computing twice is none.
+            layouts = [each for each in layouts if not _beaten(self._at_best(each), found)]
             config = _with(self._config, "train", checkpointing=checkpointing, offload_activations=offload)
-            if not layouts:
-                break
             for layout in tuple(layouts):
                 laid_out = config.model_copy(update={"distributed": layout})
                 if checkpointing not in (True, False) and any(unable_by_block(laid_out)):
                     continue
                 if isinstance(config.train.mlp_tile, int) and any(untiled_layout(laid_out)):
                     continue
-                candidates.append(self._largest(laid_out))
-                if (plan := candidates[-1].plan).needed - plan.at_peak.get(ACTIVATIONS, 0) > plan.memory:
+                way = self._most(laid_out)._replace(number=len(found) + len(later))
+                if not way.without_activations and self._bound(way) <= self._at_best(layout):
+                    way = self.smaller(way)  # more passes wait for nothing, and may be faster
+                if way.without_activations:
                     layouts.remove(layout)  # no activation that is computed again makes room enough
-                only, first = candidates[0], self._first
-                largest = only.plan.tokens_per_device == first.tokens_per_device
-                if len(candidates) == 1 and only.plan.fits and only.confirmed and largest:
-                    return candidates
-        return candidates
+                done = way.plan.fits or way.without_activations or way.plan.tokens_per_device == way.plan.longest
+                (found if done else later).append(way)
+                largest = way.plan.tokens_per_device == self._first.tokens_per_device
+                if [*found, *later] == [way] and way.plan.fits and way.confirmed and largest:
+                    return found
+        return sorted([*found, *self._fewer(later, found)], key=lambda way: way.number)
+
+    def _fewer(self, later: list[_Way], found: list[_Way]) -> list[_Way]:
+        """Ways that need fewer tokens in a pass, with as many as fit; as they are where that cannot be the fastest."""
+        fewer = list[_Way]()
+        while later:
+            way = min(later, key=self._bound)
+            later.remove(way)
+            beaten = _beaten(self._bound(way), [*found, *fewer])
+            fewer.append(way._replace(slower=True) if beaten else self.smaller(way))
+        return fewer
+
+    def reconsidered(self, ways: list[_Way], best: _Way | None = None) -> list[_Way]:
+        """Ways with those looked at again that `best` does not beat any more; None: all that were beaten."""
+        again = [way.slower and (best is None or not _beaten(self._bound(way), [best])) for way in ways]
+        return [
+            self.smaller(way._replace(slower=False)) if each else way for way, each in zip(ways, again, strict=True)
+        ]
+
+    def _at_best(self, layout: DistributedConfig) -> float:
+        """Seconds of a step that a layout takes at least: without recomputing, and in the fewest passes."""
+        return (self._first.seconds or 0.0) + self._waits(self._first, layout, self._first.dry_run.micro_batches)
+
+    def _bound(self, way: _Way) -> float:
+        """Seconds of a step that a way takes at least with as many tokens in a pass as could fit."""
+        plan, activations = way.plan, way.plan.needed - way.standing
+        tokens = _computed(plan) * (plan.memory - way.standing) / max(1, activations)
+        passes = max(plan.dry_run.micro_batches, math.ceil(plan.dry_run.padded_tokens / max(1.0, tokens)))
+        waited = self._waits(plan, plan.distributed, plan.dry_run.micro_batches)
+        return (plan.seconds or 0.0) - waited + self._waits(plan, plan.distributed, passes)
 
     @cached_property
     def _layouts(self) -> list[DistributedConfig]:
@@ -235,18 +313,20 @@ class _Solver:
         config = _with(self._config, "train", checkpointing=wanted != "auto" and wanted)
         return self._dry_plan(config, self._config.batch.tokens_per_device)
 
-    def _largest(self, config: RunConfig) -> _Way:
-        """With the most tokens in a forward pass that fit, or the fewest that there can be."""
-        wanted = self._config.batch.tokens_per_device
-        most = self._plan(config, wanted)
+    def _most(self, config: RunConfig) -> _Way:
+        """With the most tokens in a forward pass that there can be."""
         sure = self._config.train.checkpointing != "auto" or config.train.checkpointing not in SHARES
-        if most.fits or wanted != "auto" or most.tokens_per_device <= most.longest:
-            return self._way(config, most, sure)
-        least = self._plan(config, most.longest)
-        if not least.fits:
-            return self._way(config, least, sure)
-        tokens = _fitting(least, most)
-        return self._way(config, _between(least, most, tokens), tokens == least.tokens_per_device)
+        return self._way(config, self._plan(config, self._config.batch.tokens_per_device), sure)
+
+    def smaller(self, way: _Way) -> _Way:
+        """The same with the most tokens in a forward pass that fit, or the fewest that there can be."""
+        most = way.plan
+        if most.fits or self._config.batch.tokens_per_device != "auto" or most.tokens_per_device <= most.longest:
+            return way
+        plan, confirmed = self._plan(way.config, most.longest), way.confirmed
+        if plan.fits and (tokens := _fitting(plan, most)) > plan.tokens_per_device:
+            plan, confirmed = _between(plan, most, tokens), False
+        return self._way(way.config, plan, confirmed)._replace(number=way.number)
 
     def _way(self, config: RunConfig, plan: Plan, confirmed: bool) -> _Way:
         return _Way(_with(config, "batch", tokens_per_device=plan.tokens_per_device), plan, confirmed)
@@ -257,13 +337,14 @@ class _Solver:
         between = self._config.train.checkpointing == "auto" and config.train.checkpointing in SHARES and not tried
         dry_plan = self._between_blocks(config, tokens) if between else self._dry_plan(config, tokens)
         plan = replace(dry_plan, distributed=config.distributed)
+        waits = self._waits(plan, plan.distributed, plan.dry_run.micro_batches)
+        return replace(plan, seconds=(plan.seconds or 0.0) + waits)
+
+    def _waits(self, plan: Plan, layout: DistributedConfig, passes: int) -> float:
+        """Seconds of a step in which devices wait for each other, for the host and for disks."""
         rates = sharded_memory.CPU if plan.device == "cpu" else sharded_memory.ACCELERATOR
         rates = rates if plan.card is None else replace(rates, link=plan.card.link)
-        passes, computing = plan.dry_run.micro_batches, plan.seconds or 0.0
-        waits = sharded_memory.waiting_seconds(
-            plan.contents, plan.distributed, rates, devices=plan.devices, passes=passes
-        )
-        return replace(plan, seconds=computing + waits)
+        return sharded_memory.waiting_seconds(plan.contents, layout, rates, devices=plan.devices, passes=passes)
 
     def _between_blocks(self, config: RunConfig, tokens: int | str) -> Plan:
         """Plan that recomputes a share of the blocks, interpolated: bytes and seconds grow evenly with the share."""
@@ -305,18 +386,30 @@ def _fitting(low: Plan, high: Plan, *, most: float = 1.0) -> int:
     """Tokens of a forward pass that would fit, between one that does and one that does not, if bytes grew evenly.
     `most`: of the way between them, as a share."""
     share = min(most, (high.memory - low.needed) / (high.needed - low.needed))
-    return low.tokens_per_device + int(share * (high.tokens_per_device - low.tokens_per_device))
+    return low.tokens_per_device + int(share * (_computed(high) - low.tokens_per_device))
+
+
+def _computed(plan: Plan) -> int:
+    """Tokens of the largest forward pass, which has no more than there are in a step; more than the longest row."""
+    return max(plan.longest + 1, min(plan.tokens_per_device, plan.dry_run.padded_tokens))
 
 
 def _between(least: Plan, most: Plan, tokens: int) -> Plan:
     """Plan between two dry runs: bytes grow evenly with the tokens of a forward pass, seconds with passes."""
-    share = (tokens - least.tokens_per_device) / (most.tokens_per_device - least.tokens_per_device)
+    share = (tokens - least.tokens_per_device) / (_computed(most) - least.tokens_per_device)
     low, high = least.dry_run, most.dry_run
     at_peak = {**high.at_peak, ACTIVATIONS: _mix(low.at_peak[ACTIVATIONS], high.at_peak[ACTIVATIONS], share)}
-    saved, all_saved = (1 / least.tokens_per_device - 1 / more for more in (tokens, most.tokens_per_device))
+    saved, all_saved = (1 / least.tokens_per_device - 1 / more for more in (tokens, _computed(most)))
     fewer = saved / all_saved  # passes a token that are saved, as a share of the most
     passes = _mix(low.micro_batches, high.micro_batches, fewer)
-    dry_run = replace(high, at_peak=at_peak, micro_batches=max(1, passes), padded_tokens=tokens)
+    dry_run = replace(
+        high,
+        at_peak=at_peak,
+        at_gradients=_mix(low.at_gradients, high.at_gradients, share),
+        at_recomputing=_mix(low.at_recomputing, high.at_recomputing, share),
+        micro_batches=max(1, passes),
+        padded_tokens=tokens,
+    )
     seconds = (1 - fewer) * (least.seconds or 0.0) + fewer * (most.seconds or 0.0)
     waiting = _mix(least.offloaded, most.offloaded, share)
     return replace(most, tokens_per_device=tokens, dry_run=dry_run, seconds=seconds, offloaded=waiting)

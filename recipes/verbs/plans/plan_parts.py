@@ -102,8 +102,9 @@ def _known(config: RunConfig, task: ModelHead, done: Carried) -> DryRunParts:
 
 
 def _size(config: RunConfig, task: ModelHead, *, below: int) -> AdapterSize:
-    """Size of the adapter, found once: dry runs of one plan differ in other settings."""
-    key = f"{config.model!r} {config.adapter!r} {task!r} {below}"
+    """Size of the adapter, found once: dry runs of one plan differ in other settings, and in how weights are stored."""
+    model = config.model.model_copy(update={"weights": "auto"})
+    key = f"{model!r} {config.adapter!r} {task!r} {below}"
     if key not in _SIZES:
         _SIZES[key] = model_sizes.predict(config.model, config.adapter, task=task, below=below)
     return _SIZES[key]
