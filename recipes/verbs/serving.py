@@ -21,7 +21,10 @@ from workbench.evaluation.serving.app import Server, ServerLimits
 from workbench.evaluation.serving.engine import OWN, AdapterRoutes, BankRoutes, Engine, SingleRoutes
 from workbench.evaluation.serving.scheduler import Scheduler
 from workbench.evaluation.serving.served_models import AdapterLoader, ServedModel, TextModel
+from workbench.evaluation.serving.training_bank import TrainingBank
+from workbench.evaluation.serving.training_server import TrainingLimits, TrainingServer
 from workbench.models import backbones, exported, output_heads
+from workbench.recipes import load as load_recipe
 from workbench.recipes.task import implementation
 from workbench.recipes.verbs import generate
 from workbench.runs import files, run_directory
@@ -87,6 +90,39 @@ def serve_runs(
         models = load(runs, settings, loaders)
         app = Server(models, settings.limits, loaders).app
         serve(app, listening, grace=settings.grace, ready=lambda address: ready(address, models))
+
+
+def serve_training(
+    words: Sequence[str],
+    address: Address,
+    limits: TrainingLimits,
+    *,
+    folder: Path,
+    rows: int,
+    queue: int,
+    grace: int,
+    ready: Callable[[str, str], None],
+) -> None:
+    """Train adapters of many clients over one backbone until the process is asked to stop.
+
+    Args:
+        words: A backbone's id or folder, and settings of it such as `model.weights=nf4`.
+        folder: Where states are saved.
+        rows: Answers that are sampled at the same time.
+        queue: Answers that may wait for that.
+        ready: Is told the address and the model once it answers.
+    """
+    model, *more = words
+    if any(not word.startswith("model.") for word in more) or "=" in model:
+        raise ConfigError(
+            f"serve --train {' '.join(words)}: name one backbone, then settings such as model.weights=nf4."
+        )
+    if not limits.api_keys and address.host not in (*LOOPBACK, "::1"):
+        raise ConfigError(f"--host {address.host} lets others in. Write --api-key tml-KEY, or several with commas.")
+    section = load_recipe.load("sft/quickstart", [f"model.id={model}", *more]).model
+    with address.bound() as listening:
+        app = TrainingServer(TrainingBank(section, folder=folder, rows=rows, queue=queue), limits).app
+        serve(app, listening, grace=grace, ready=lambda where: ready(where, section.id))
 
 
 def named(sources: Sequence[str], *, trust: bool) -> list[NamedRun]:

@@ -556,11 +556,32 @@ def serve(
     body: Annotated[str, typer.Option(help="Largest request, such as 8MB.")] = "8MB",
     grace: Annotated[int, typer.Option(min=0, help="Seconds for begun answers after SIGTERM or Ctrl-C.")] = 30,
     load_adapters: Annotated[bool, typer.Option("--load-adapters", help="Load adapters on request, as vLLM.")] = False,
+    train: Annotated[bool, typer.Option("--train", help="Train adapters for clients of the Tinker SDK.")] = False,
+    states: Annotated[Path, typer.Option(help="Where --train saves states.")] = Path("runs/states"),
+    adapters: Annotated[int, typer.Option(min=1, help="Adapters that --train trains at the same time.")] = 64,
     trust: Trusted = False,
 ) -> None:
-    """Answer over HTTP like OpenAI's interface. Several runs by name in one batch, until SIGTERM or Ctrl-C."""
+    """Answer over HTTP like OpenAI's interface. Several runs by name in one batch, until SIGTERM or Ctrl-C.
+
+    With --train: `workbench serve BACKBONE --train` trains adapters of many clients over one backbone.
+    """
     size = units.byte_size(body, name="--body")
     _require_server("serve")
+    if train:
+        with importing():
+            from workbench.evaluation.serving.training_server import TrainingLimits
+            from workbench.recipes.verbs.serving import serve_training
+        from workbench.runs.http_server import Address
+
+        keys = tuple(key for key in (api_key or "").split(",") if key)
+        own = TrainingLimits(api_keys=keys, adapters=adapters, body_bytes=size)
+
+        def trains(address: str, model: str) -> None:
+            typer.echo(f"{model} trains adapters for the Tinker SDK; their states stand in {states}.")
+            typer.echo(f"TINKER_BASE_URL={address} answers. Stop it with Ctrl-C or SIGTERM.")
+
+        serve_training(runs, Address(host, port), own, folder=states, rows=rows, queue=queue, grace=grace, ready=trains)
+        return
     from workbench.evaluation.serving.app import ServerLimits
 
     with importing():

@@ -200,6 +200,8 @@ class AnswerInProgress:
     def push(self, logits_V: Tensor) -> Reason | None:
         """Choose the next token and call the listener; returns why the answer ends, if it does."""
         sampling = self.sampling
+        if not bool(logits_V.isfinite().any()):
+            raise ValueError("no logit is finite")
         if sampling.temperature == 0:
             token = int(logits_V.argmax())
         else:
@@ -382,7 +384,7 @@ class Scheduler:
                     chunk = answer.chunk(CHUNK)
                     asked[id(chunk)] = answer, chunk
                     tokens += reads * len(chunk.ids)
-            ended = []
+            ended, failed = [], []
             for chunk, logits_WV in self._engine.step([chunk for _, chunk in asked.values()]):
                 answer = asked[id(chunk)][0]
                 if answer.cancelled:
@@ -392,11 +394,16 @@ class Scheduler:
                     following = answer.prompt[answer.cache.length - len(logits_WV) + 1 : answer.cache.length + 1]
                     for logits_V, token in zip(logits_WV, following, strict=False):  # nothing follows the last one
                         answer.scores.append(score(logits_V, token, answer.sampling.logprobs))
-                if chunk.ends and answer.push(logits_WV[-1]) is not None:
-                    ended.append(answer)
+                try:
+                    if chunk.ends and answer.push(logits_WV[-1]) is not None:
+                        ended.append(answer)
+                except Exception:  # such as logits that are NaN: the others go on
+                    _log.error(traceback.format_exc())
+                    failed.append(answer)
             with self._changed:
                 for answer in ended:
                     self._running.remove(answer)
+                self._end(failed, Interrupted())
         except Exception as error:
             with self._changed:
                 if out_of_memory(error):

@@ -600,7 +600,7 @@ class BankClient:
         self, data: Sequence[Datum], loss: str | OwnLoss = "cross_entropy", **settings: float
     ) -> Pending[LossResult]:
         """Losses and log-probabilities of rows, without gradients. As `forward_backward`."""
-        return self._ask_losses(data, loss, settings, backward=False)
+        return self.losses(data, loss, settings, backward=False)
 
     def forward_backward(
         self, data: Sequence[Datum], loss: str | OwnLoss = "cross_entropy", **settings: float
@@ -616,11 +616,12 @@ class BankClient:
         Raises:
             ConfigError: A row cannot be computed.
         """
-        return self._ask_losses(data, loss, settings, backward=True)
+        return self.losses(data, loss, settings, backward=True)
 
-    def _ask_losses(
+    def losses(
         self, data: Sequence[Datum], loss: str | OwnLoss, settings: Mapping[str, float], *, backward: bool
     ) -> Pending[LossResult]:
+        """As `forward_backward`, or `forward`."""
         rows = self.bank.checked(data, loss)
         objective: TokenObjective | OwnLoss = OBJECTIVES[loss] if isinstance(loss, str) else loss
         known = objective.settings if isinstance(objective, TokenObjective) else {}
@@ -747,7 +748,11 @@ class BankClient:
 
     def save_weights_for_sampler(self) -> Pending[BankSampler]:
         """A sampler of the adapter as it is when the requests before this one are done; training does not change it."""
-        return self.ask(lambda: self.bank.alone(lambda: self.bank._snapshot(self.config, self.parameters)))
+        return self.ask(self.snapshot)
+
+    def snapshot(self) -> BankSampler:
+        """A sampler of the adapter as it is now."""
+        return self.bank.alone(lambda: self.bank._snapshot(self.config, self.parameters))
 
     def ask(self, action: Callable[[], ResultT]) -> Pending[ResultT]:
         """Run an action when the requests before it are done."""
@@ -826,7 +831,7 @@ class BankSampler:
             f"max_tokens={most}: prompt and answer have at most {bank.context} tokens": 0
             < most
             <= bank.context - len(ids),
-            f"temperature={temperature}: write a number from 0 on": math.isfinite(temperature) and temperature >= 0,
+            f"temperature={temperature}: write 0, or 0.01 to 100": temperature == 0 or 0.01 <= temperature <= 100,
             f"top_p={top_p}: write a number above 0, at most 1": 0 < top_p <= 1,
             f"top_k={top_k}: write -1 or a number from 1 on": top_k == -1 or top_k > 0,
             f"samples={samples}: 1 to {bank._rows + bank._queue}": 0 < samples <= bank._rows + bank._queue,
