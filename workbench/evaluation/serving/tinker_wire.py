@@ -33,6 +33,8 @@ Seq = Annotated[int, Field(ge=0, le=2**53)]
 def _number(message: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while shift < 64:
+        if at >= len(message):
+            raise ValueError("the message ends within a number")
         byte = message[at]
         value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
         if byte < 128:
@@ -44,25 +46,22 @@ def fields(message: bytes) -> dict[int, list[Any]]:
     """Values of a message by the numbers of its fields: numbers, or bytes; raises ValueError."""
     found: dict[int, list[Any]] = {}
     at = 0
-    try:
-        while at < len(message):
-            key, at = _number(message, at)
-            kind = key & 7
-            value: int | bytes
-            if kind == 0:
-                value, at = _number(message, at)
-            elif kind in (1, 5):
-                value, at = message[at : at + (8 if kind == 1 else 4)], at + (8 if kind == 1 else 4)
-            elif kind == 2:
-                size, at = _number(message, at)
-                value, at = message[at : at + size], at + size
-            else:
-                raise ValueError(f"field {key >> 3} has the unknown type {kind}")
-            if at > len(message):
-                raise ValueError("the message ends within a field")
-            found.setdefault(key >> 3, []).append(value)
-    except IndexError:
-        raise ValueError("the message ends within a number") from None
+    while at < len(message):
+        key, at = _number(message, at)
+        kind = key & 7
+        value: int | bytes
+        if kind == 0:
+            value, at = _number(message, at)
+        elif kind in (1, 5):
+            value, at = message[at : at + (8 if kind == 1 else 4)], at + (8 if kind == 1 else 4)
+        elif kind == 2:
+            size, at = _number(message, at)
+            value, at = message[at : at + size], at + size
+        else:
+            raise ValueError(f"field {key >> 3} has the unknown type {kind}")
+        if at > len(message):
+            raise ValueError("the message ends within a field")
+        found.setdefault(key >> 3, []).append(value)
     return found
 
 

@@ -47,8 +47,6 @@ _ALPHA = 32.0
 """Of the update's scale alpha / rank, as the interface has it."""
 _PATH = re.compile(r"tinker://([A-Za-z0-9:_-]{1,200})/(weights|sampler_weights)/([A-Za-z0-9_-][A-Za-z0-9._-]{0,127})")
 _NAME = re.compile(r"[A-Za-z0-9:_-]{1,200}")
-_POLL = 20.0
-"""Seconds after which a client is told to ask again."""
 _TARGETS: Mapping[tuple[bool, bool], Literal["attention", "mlp", "all-linear"]] = {
     (True, True): "all-linear",
     (False, True): "attention",
@@ -78,6 +76,8 @@ class TrainingLimits:
     """Largest size of a request."""
     body_seconds: float = 30.0
     """Seconds in which a request must have come."""
+    poll_seconds: float = 20.0
+    """Seconds after which a client that waits for a result is told to ask again."""
     idle_seconds: float = 600.0
     """Seconds without a sign of life after which a session makes room for others."""
 
@@ -361,7 +361,9 @@ class TrainingServer:
         if (promise := owner.promises.get(name)) is None:
             raise RequestRefused(f"No result is called {name}.", status=404)
         try:
-            value = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(promise.future)), _POLL)
+            value = await asyncio.wait_for(
+                asyncio.shield(asyncio.wrap_future(promise.future)), self._limits.poll_seconds
+            )
         except asyncio.TimeoutError:
             again = {"type": "try_again", "request_id": name, "queue_state": "active"}
             return JSONResponse(again, 408)
