@@ -223,6 +223,9 @@ def dense_weight(layer: Any) -> Tensor:
         scales = layer.state.SCB if stored.SCB is None else stored.SCB  # the first forward pass moves them
         eight: Tensor = int8_vectorwise_dequant(stored.data, scales)
         return eight
+    if "weight_scale" in layer._buffers:  # of a layer in FP8
+        rounded: Tensor = layer.dense(torch.float32)
+        return rounded
     weight: Tensor = stored.detach()
     return weight.T if isinstance(layer, Conv1D) else weight
 

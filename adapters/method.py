@@ -48,7 +48,7 @@ NOT_OFFERED: dict[str, str] = {
 """Methods of PEFT that `adapter.method` does not have: the reason, and what to write instead."""
 
 
-WEIGHTS = ("float32", "bfloat16", "float16", "int8", "nf4", "fp4")
+WEIGHTS = ("float32", "bfloat16", "float16", "int8", "nf4", "fp4", "fp8")
 """Every format that a backbone's weights are stored in."""
 HALF_OR_FULL = WEIGHTS[:3]
 """The formats that are not quantised."""

@@ -1,4 +1,4 @@
-"""Weights of bitsandbytes' layers as numbers, bit for bit those that it multiplies with when it trains on a CPU.
+"""Weights of packed layers as numbers; bitsandbytes' bit for bit those that it multiplies with in training on a CPU.
 
 Legend: N tokens, I inputs, O outputs.
 """
@@ -12,13 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.adapters.precision.fp8_layers import Fp8Linear
+
 CHUNK, LARGE_CHUNK = 2**18, 2**26
 """Elements of an 8-bit weight that are scaled in float32 at a time: 1 MB, which stays in a core's cache; and 256 MB."""
 
 
 def is_quantised(layer: nn.Module) -> bool:
-    """Whether bitsandbytes has packed the weight of a layer."""
+    """Whether the weight of a layer is packed."""
     stored = getattr(layer, "weight", None)
+    if isinstance(layer, Fp8Linear):
+        return True
     return isinstance(stored, Tensor) and (stored.dtype == torch.int8 or _quant_state(layer) is not None)
 
 
@@ -30,6 +34,8 @@ def dequantised(layer: Any, dtype: torch.dtype) -> Tensor:
     torch does not vectorise. On one core of an AMD EPYC, for 2,048 x 2,048 weights: 24.0 ms, and so 2.2.
     """
     stored = layer.weight
+    if isinstance(layer, Fp8Linear):
+        return layer.dense(dtype)
     if stored.dtype != torch.int8:
         from bitsandbytes.functional import dequantize_4bit  # a second to import, and most runs need none of it
 

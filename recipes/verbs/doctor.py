@@ -16,6 +16,7 @@ import psutil
 import torch
 from packaging.requirements import Requirement
 
+from workbench.adapters.precision import fp8_layers
 from workbench.models import backbones
 from workbench.runs import run_directory
 from workbench.runs.files import cache_folder
@@ -269,6 +270,8 @@ def quantisation() -> Iterator[MachineFact]:
     except Exception as error_:  # of a library with native code: whatever it raises, it does not work
         yield MachineFact("nf4, int8", f"bitsandbytes fails: {error_}", "Take model.weights=bfloat16 or float32.")
         return
+    multiplied = "multiplied" if fp8_layers.multiplies(backbones.device()) else "emulated"
+    yield MachineFact("fp8", f"products are {multiplied} here")
     yield MachineFact("nf4, int8", f"work; largest error of nf4 {error:.2f} of the largest value")
 
 

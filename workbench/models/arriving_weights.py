@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import BitsAndBytesConfig, FineGrainedFP8Config, PretrainedConfig, PreTrainedModel
+from transformers import FineGrainedFP8Config, PretrainedConfig, PreTrainedModel
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import Mxfp4Config
 
@@ -83,7 +83,7 @@ class Arrival:
         if self.packed is None and stored == torch.float32:
             model.float()  # transformers leaves what was not quantised in the precision of the files
 
-    def describe(self, wanted: BitsAndBytesConfig, model: PreTrainedModel) -> None:
+    def describe(self, wanted: Any, model: PreTrainedModel) -> None:
         """Say in the settings by which a model without weights is packed how these are."""
         skipped, kept = self.settings.get("llm_int8_skip_modules"), list(model._keep_in_fp32_modules or ())
         wanted.llm_int8_skip_modules = list(HfQuantizer.get_modules_to_not_convert(model, skipped, kept))

@@ -122,7 +122,7 @@ class Backbone:
     """A loaded backbone, and notes on what was decided about it."""
 
     model: PreTrainedModel
-    weights: str  # how the weights are stored: float32, bfloat16, float16, int8, nf4 or fp4
+    weights: str  # how the weights are stored: float32, bfloat16, float16, int8, nf4, fp4 or fp8
     compute: torch.dtype  # type in which matrix products are computed
     weight_bytes: int  # bytes of all weights as stored, quantisation constants included
     notes: list[str] = field(default_factory=list)

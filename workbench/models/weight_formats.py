@@ -1,4 +1,4 @@
-"""How weights are stored: half precision under another compute precision, and 8 and 4 bits by bitsandbytes.
+"""How weights are stored: half precision under another compute precision, FP8, and 8 and 4 bits by bitsandbytes.
 
 Half-precision weights for devices that would emulate half-precision products stay as they are; each product converts
 the one matrix that it needs, in the forward and again in the backward pass, so that no converted copy is kept.
@@ -26,12 +26,15 @@ from transformers.quantizers.quantizers_utils import get_module_from_name, shoul
 from transformers.utils.quantization_config import QuantizationMethod
 
 from workbench.adapters import anatomy
-from workbench.adapters.precision import expert_layers
+from workbench.adapters.precision import expert_layers, fp8_layers
+from workbench.adapters.precision.fp8_layers import Fp8Linear
 from workbench.adapters.target_modules import only_read
 from workbench.errors import BackboneError
+from workbench.models import fp8_weights
+from workbench.models.fp8_weights import Fp8Settings
 
 HALVES = (torch.bfloat16, torch.float16)
-FORMATS = ("int8", "nf4", "fp4")
+FORMATS = ("int8", "nf4", "fp4", "fp8")
 GATE = 64  # a layer with fewer outputs than this, and at least 16 times as many inputs, is a gate
 
 
@@ -133,6 +136,7 @@ def held(model: nn.Module) -> Iterator[Tensor]:
         constants = getattr(parameter, "SCB", None)
         if isinstance(constants, Tensor):
             yield constants
+    yield from (module.weight_scale for module in model.modules() if isinstance(module, Fp8Linear))
 
 
 class _Convert:
@@ -145,7 +149,9 @@ class _Convert:
         return output.to(self.dtype)
 
 
-def quantisation_settings(weights: str, compute: torch.dtype, skeleton: PreTrainedModel) -> BitsAndBytesConfig:
+def quantisation_settings(
+    weights: str, compute: torch.dtype, skeleton: PreTrainedModel
+) -> BitsAndBytesConfig | Fp8Settings:
     """How transformers quantises this backbone while it loads; `skeleton` is the backbone without its weights.
 
     4-bit scales are themselves quantised (double quantisation; Dettmers et al. 2023, arXiv:2305.14314, section 3): 4 +
@@ -157,9 +163,11 @@ def quantisation_settings(weights: str, compute: torch.dtype, skeleton: PreTrain
     known = [name for name in linear_layers(skeleton) if type(skeleton.get_submodule(name)) in (nn.Linear, Conv1D)]
     if not set(known) - set(left):
         raise BackboneError(
-            f"model.weights={weights}: the blocks of {type(skeleton).__name__} hold no linear layers that bitsandbytes "
-            "can quantise. Write model.weights=bfloat16, or take a backbone of another family."
+            f"model.weights={weights}: the blocks of {type(skeleton).__name__} hold no linear layers that can be "
+            "quantised. Write model.weights=bfloat16, or take a backbone of another family."
         )
+    if weights == "fp8":
+        return Fp8Settings(left)
     if weights == "int8" and anatomy.convolves(skeleton):
         raise BackboneError(
             f"model.weights=int8: linear layers of {type(skeleton).__name__} read maps of pictures, which bitsandbytes "
@@ -231,8 +239,11 @@ class _Packing(Bnb4bitQuantize):
         return {path: expert_layers.pack(module, name, value, target=value.device, storage=torch.uint8)}
 
 
-def replace(blueprint: PreTrainedModel, wanted: BitsAndBytesConfig) -> None:
-    """Replace layers by bitsandbytes' unpacked ones on the meta device, as `quantisation_settings` says."""
+def replace(blueprint: PreTrainedModel, wanted: BitsAndBytesConfig | Fp8Settings) -> None:
+    """Replace layers on the meta device, as `quantisation_settings` says, by those in FP8 or bitsandbytes' unpacked."""
+    if isinstance(wanted, Fp8Settings):
+        fp8_weights.replace(blueprint, wanted)
+        return
     replace_with_bnb_linear(blueprint, wanted.llm_int8_skip_modules, wanted)
     for module in blueprint.modules():
         if isinstance(module, (nn.Linear, Conv1D)):
@@ -249,6 +260,7 @@ def put_off(model: PreTrainedModel, weights: str, compute: torch.dtype) -> None:
     Packed they are of the precision that computes: processes that share a model cut tensors of one precision only.
     """
     wanted = quantisation_settings(weights, compute, model)
+    assert isinstance(wanted, BitsAndBytesConfig), "weights in FP8 do not wait"
     wanted.bnb_4bit_quant_storage = compute
     left = unquantised(model)
     plain: dict[str, Any] = {name: model.get_submodule(name) for name in linear_layers(model) if name not in left}
@@ -346,10 +358,10 @@ def settle(model: nn.Module, compute: torch.dtype) -> None:
 
 
 def notes(model: nn.Module, weights: str) -> list[str]:
-    """A warning where less than half of the parameters are stored in `weights`."""
+    """A warning where less than half of the parameters are stored in `weights`, and where products are emulated."""
     from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 
-    layers = [module for module in model.modules() if isinstance(module, (Linear4bit, Linear8bitLt))]
+    layers = [module for module in model.modules() if isinstance(module, (Linear4bit, Linear8bitLt, Fp8Linear))]
     packed = {id(layer.weight) for layer in layers}
     quantised = sum(layer.in_features * layer.out_features for layer in layers)
     for experts in expert_layers.packed_experts(model):
@@ -360,7 +372,14 @@ def notes(model: nn.Module, weights: str) -> list[str]:
     fused = any(id(each) not in packed for each in anatomy.fused_experts(model).values())
     beside = ", and experts in one fused tensor," if fused else ""
     rest_note = f"embeddings{beside} are not quantised"
-    return [] if share >= 0.5 else [f"{share:.0%} of the parameters are in {weights}; {rest_note}"]
+    found = [] if share >= 0.5 else [f"{share:.0%} of the parameters are in {weights}; {rest_note}"]
+    eight = next((layer for layer in layers if isinstance(layer, Fp8Linear)), None)
+    if eight is not None and not fp8_layers.multiplies(eight.weight.device):
+        found.append(
+            "this device multiplies no FP8 numbers (NVIDIA's do from compute capability 8.9 on): weights take the "
+            "memory of FP8, and its products are emulated, slower than bfloat16's"
+        )
+    return found
 
 
 def _not_yet(weight: Any, shape: torch.Size) -> nn.Parameter:

@@ -111,6 +111,7 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     _aten.baddbmm_: flop_registry[_aten.baddbmm],
     **flop_registry,
     _aten._grouped_mm: _grouped,
+    _aten._scaled_mm_v2: flop_registry[_aten.mm],
     **{getattr(_aten, f"_scaled_dot_product_{name}"): _attention for name in _KERNELS},
     **{getattr(_aten, f"_scaled_dot_product_{name}_backward"): _attention_backward for name in _KERNELS},
 }

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeT
 from transformers import PreTrainedTokenizerBase
 
 from workbench.adapters.precision import expert_layers
+from workbench.adapters.precision.fp8_layers import Fp8Linear
 from workbench.config import ModelConfig
 from workbench.config.model_heads import TEXT, ModelHead
 from workbench.models import backbones
@@ -279,6 +280,9 @@ def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:
                 module.weight = modules.Int8Params(
                     packed, requires_grad=False, has_fp16_weights=False, CB=packed, SCB=scales
                 )
+        elif isinstance(module, Fp8Linear) and not isinstance(module.weight, FakeTensor):
+            module.weight.zero_()
+            module.weight_scale.fill_(1)
     for experts in expert_layers.packed_experts(model):
         for name, each in expert_layers.matrices(experts).items():
             whole = torch.zeros(each.shape, dtype=compute, device=each.device)

@@ -23,7 +23,7 @@ from workbench.recipes.single import token_reference
 from workbench.recipes.single.token_reference import Reference, Wanted
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
-from workbench.training.distributed import zero_offload
+from workbench.training.distributed import layout_checks, zero_offload
 from workbench.training.sampling.loss_based import ReferenceLosses
 
 _AT_ONCE = 256
@@ -65,10 +65,11 @@ def find(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Referenc
     """The model that training starts from, and where the loss has one the reference, which may be the same."""
     names = [started_from(config), *([wanted(config)] if config.prefer.compares else [])]
     references = [token_reference.find(each, config, tokenizer) for each in names]
-    if zero_offload.cuts_weights(config.distributed) and references[-1].source.model.weights == "int8":
+    weights = references[-1].source.model.weights
+    if zero_offload.cuts_weights(config.distributed) and (why := layout_checks.WHOLE_WEIGHTS.get(weights)):
         raise ConfigError(
-            f"{names[-1].key}={names[-1].name} has model.weights=int8, and distributed cuts a reference. "
-            "bitsandbytes keeps 8-bit weights whole once they were used. Write distributed.zero=2."
+            f"{names[-1].key}={names[-1].name} has model.weights={weights}, and distributed cuts a reference: {why}. "
+            "Write distributed.zero=2."
         )
     return references
 

@@ -166,7 +166,7 @@ def require_alone(
 
 
 @pytest.mark.nightly(but=["nf4", "bfloat16"])
-@pytest.mark.parametrize("weights", ["nf4", "fp4", "int8", "bfloat16"])
+@pytest.mark.parametrize("weights", ["nf4", "fp4", "int8", "bfloat16", "fp8"])
 def test_over_every_kind_of_stored_weight(weights: str, stories: str) -> None:
     """Against PEFT's own layers in training, which compute in float32 over these weights as well."""
     config = ModelConfig.model_validate({"id": stories, "weights": weights, "compute": "float32"})

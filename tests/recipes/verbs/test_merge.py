@@ -121,7 +121,7 @@ def test_added_tokens_as_stock_peft_and_as_merged_model(
 
 
 @pytest.mark.nightly(but=["nf4"])
-@pytest.mark.parametrize("weights", ["nf4", "int8"])
+@pytest.mark.parametrize("weights", ["nf4", "int8", "fp8"])
 def test_a_quantised_backbone_is_dequantised_and_the_agreement_is_right(
     save_run: SaveRun, weights: str, short_stories: str, tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ from workbench.models import weight_formats
 from workbench.models.fused_lora import FusedLoraLinear, FusedQuantisedLora, fuse
 from workbench.models.weight_formats import compute_in
 
+PACKED = pytest.mark.parametrize("weights", ["int8", "nf4", "fp4"])
+
 
 def _peft(dtype: torch.dtype = torch.float64, **options: object) -> nn.Module:
     torch.manual_seed(0)
@@ -111,7 +113,7 @@ def _quantised(weights: str, compute: torch.dtype, **options: object) -> nn.Modu
 @pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"lora_dropout": 0.5}])
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("weights", weight_formats.FORMATS)
+@PACKED
 def test_over_quantised_weights_equals_peft(weights: str, compute: torch.dtype, options: dict[str, object]) -> None:
     plain = _quantised(weights, compute, **options)
     fused = copy.deepcopy(plain)
@@ -129,7 +131,7 @@ def test_over_quantised_weights_equals_peft(weights: str, compute: torch.dtype, 
         torch.testing.assert_close(one, other, rtol=error, atol=error * float(other.abs().max()))
 
 
-@pytest.mark.parametrize("weights", weight_formats.FORMATS)
+@PACKED
 def test_evaluation_over_quantised_weights_is_that_of_an_unfused_layer(weights: str) -> None:
     """8-bit layers evaluate by a product of integers, which a run that loads what was saved does too."""
     plain = _quantised(weights, torch.float32)

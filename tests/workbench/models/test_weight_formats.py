@@ -18,6 +18,7 @@ from tests.conftest import GROUPED, tiny
 from workbench import adapters
 from workbench.adapters import Lora
 from workbench.adapters.anatomy import fused_experts
+from workbench.adapters.precision.fp8_layers import Fp8Linear
 from workbench.config import ModelConfig
 from workbench.config.model_heads import classes
 from workbench.errors import BackboneError
@@ -29,7 +30,7 @@ STORED = pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 IDS = torch.arange(3, 40)[None]
-FORMATS = {"float32": 0.0, "float16": 0.02, "bfloat16": 0.02, "int8": 0.03, "nf4": 0.2, "fp4": 0.35}
+FORMATS = {"float32": 0.0, "float16": 0.02, "bfloat16": 0.02, "int8": 0.03, "nf4": 0.2, "fp4": 0.35, "fp8": 0.05}
 """Largest error of the logits of stories260K, relative to the largest logit; 4 bits spoil most in small backbones."""
 QUANTISED = pytest.mark.parametrize("weights", weight_formats.FORMATS)
 
@@ -138,7 +139,7 @@ def test_every_format_is_close_and_learns_the_same(stories: str, weights: str, c
     assert cosine(learnt, gradient) > (0.9 if weights in ("nf4", "fp4") else 0.99)
 
 
-@QUANTISED
+@pytest.mark.parametrize("weights", ["int8", "nf4", "fp4"])
 def test_training_multiplies_with_the_dequantised_weights_whatever_was_evaluated_before(weights: str) -> None:
     """On CPUs with AVX512-bf16 bitsandbytes repacks 4-bit layers in evaluation, and their gradient is lost."""
     backbone = load("starter", weights=weights, compute="float32")
@@ -157,11 +158,11 @@ def test_training_multiplies_with_the_dequantised_weights_whatever_was_evaluated
 def test_gpt2_is_quantised_in_its_own_orientation(weights: str, tmp_path: Path) -> None:
     tiny("GPT2", vocab_size=64).save_pretrained(tmp_path)
     model = load(tmp_path, weights=weights, compute="float32").model
-    layers = [module for module in model.modules() if isinstance(module, (Linear4bit, Linear8bitLt))]
+    layers = [module for module in model.modules() if isinstance(module, (Linear4bit, Linear8bitLt, Fp8Linear))]
     assert {(layer.in_features, layer.out_features) for layer in layers} == {(32, 96), (32, 32), (32, 128), (128, 32)}
     plain = load(tmp_path, weights="float32").model
     wanted = logits(plain)
-    assert cosine(logits(model).flatten(), wanted.flatten()) > (0.98 if weights == "int8" else 0.7)
+    assert cosine(logits(model).flatten(), wanted.flatten()) > (0.98 if weights in ("int8", "fp8") else 0.7)
 
 
 @QUANTISED
@@ -186,15 +187,15 @@ def test_gates_keep_their_precision_and_experts_do_in_8_bits(weights: str, tmp_p
     sizes = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 48}
     tiny("Qwen2Moe", **GROUPED, **sizes).save_pretrained(tmp_path)
     backbone = load(tmp_path, weights=weights)
-    quantised = (Linear4bit, Linear8bitLt)
+    quantised, eight = (Linear4bit, Linear8bitLt, Fp8Linear), weights in ("int8", "fp8")
     names = {name for name, module in backbone.model.named_modules() if isinstance(module, quantised)}
     leaves = {name.rsplit(".", 1)[-1] for name in names}
     assert leaves == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert all("shared_expert." in name for name in names if name.endswith(("gate_proj", "up_proj", "down_proj")))
     told = [note for note in backbone.notes if "experts in one fused tensor, are not quantised" in note]
-    assert len(told) == (weights == "int8")
+    assert len(told) == eight
     experts = fused_experts(backbone.model).values()
-    assert {each.dtype for each in experts} == {torch.bfloat16 if weights == "int8" else torch.uint8}
+    assert {each.dtype for each in experts} == {torch.bfloat16 if eight else torch.uint8}
 
 
 @pytest.mark.parametrize(("outputs", "kept"), [(8, True), (128, True), (3, True), (16, False), (2048, False)])

@@ -72,7 +72,7 @@ def _of_stages(config: RunSections) -> Iterator[tuple[str, str]]:
 
 def _of_cut_blocks(config: RunSections) -> Iterator[tuple[str, str]]:
     model = config.model
-    if model.weights in ("int8", "nf4", "fp4"):
+    if model.weights in ("int8", "nf4", "fp4", "fp8"):
         yield f"cuts rows and columns, which model.weights={model.weights} packs", "model.weights=bfloat16"
     if model.attention not in ("auto", "sdpa"):
         yield f"was not tried with model.attention={model.attention}", "model.attention=sdpa"

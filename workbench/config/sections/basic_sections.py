@@ -68,9 +68,11 @@ class ModelConfig(Section):
     Hugging Face hub id."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
-    weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] = "auto"
+    weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4", "fp8"] = "auto"
     """How the backbone's weights are stored. `auto`: bfloat16; without bfloat16 units as the checkpoint stores them.
-    Why: half of the memory of float32, with its range."""
+    Why: half of the memory of float32, with its range. `fp8`: e4m3 with a scale for each output, multiplied with inputs
+    in e4m3 with a scale for each token by cards that can (NVIDIA's from compute capability 8.9 on), emulated on others.
+    """
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type that matrix products run in. `auto`: bfloat16 where the device has units for it, float32 otherwise. Why:
     products in bfloat16 are faster where there are units for them, and sums and the updates of weights stay in float32.

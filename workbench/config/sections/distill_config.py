@@ -63,7 +63,7 @@ class TeacherConfig(Section):
     OPENAI_API_KEY in the environment holds."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
-    weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] | None = None
+    weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4", "fp8"] | None = None
     """How its weights are stored; null: as those of `model`, but quantised where it was trained so."""
     shares: Literal["held_out", "confidence"] | Annotated[tuple[PositiveFloat, ...], Field(min_length=2)] | None = None
     """How much each of several models of tokens counts in their mean; null: alike. Numbers such as [3, 1], in the order

@@ -257,6 +257,13 @@ def _sharded_student(config: RunConfig) -> Iterator[str]:
         yield f"distill.peers teach each other over a whole backbone, and {engine} cuts it. Write {alone}."
 
 
+WHOLE_WEIGHTS = {
+    "int8": "bitsandbytes keeps 8-bit weights whole once they were used",
+    "fp8": "weights in FP8 are rounded as they are read, and nothing cuts them",
+}
+"""Formats that are not cut, and why."""
+
+
 def _cures(config: RunConfig) -> tuple[str, str]:
     """What to write for a layout that cuts the optimizer's state alone, and for one that cuts nothing."""
     if config.distributed.engine == "deepspeed" and config.distributed.deepspeed is None:
@@ -313,9 +320,9 @@ def _sharded(config: RunConfig) -> Iterator[str]:
             "model.sparsity with zero=3 or fsdp2 would copy all weights into the memory of each process to prune them. "
             f"Leave it out, or write {cure}."
         )
-    if not whole and config.model.weights == "int8":
+    if not whole and (why := WHOLE_WEIGHTS.get(config.model.weights)):
         yield (
-            "model.weights=int8 with zero=3 or fsdp2: bitsandbytes keeps 8-bit weights whole once they were used. "
+            f"model.weights={config.model.weights} with zero=3 or fsdp2: {why}. "
             f"Write model.weights=nf4, which can be cut, or {cure}, which cuts the optimizer's state alone."
         )
     if section.nvme is not None and not section.nvme.is_dir():

@@ -96,6 +96,7 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
             pytest.param(words, marks=pytest.mark.nightly)
             for words in (
                 ["model.weights=int8"],
+                ["model.weights=fp8"],
                 ["model.weights=nf4"],
                 ["model.weights=bfloat16", "adapter={method: full}"],
                 ["model.weights=bfloat16", "adapter={method: full}", "train.rounded=int4"],
