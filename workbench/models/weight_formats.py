@@ -125,9 +125,9 @@ def weight_bytes(model: nn.Module) -> int:
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in held(model)}.values())
 
 
-def held(model: nn.Module) -> Iterator[Tensor]:
-    """All parameters as stored, with the constants of quantised ones."""
-    for parameter in model.parameters():
+def held(model: nn.Module, *, recurse: bool = True) -> Iterator[Tensor]:
+    """All parameters as stored, with the constants of quantised ones; without `recurse` those of one module."""
+    for parameter in model.parameters(recurse):
         yield parameter
         state = getattr(parameter, "quant_state", None)
         while state is not None:  # double quantisation: the constants have a state of their own
@@ -136,7 +136,8 @@ def held(model: nn.Module) -> Iterator[Tensor]:
         constants = getattr(parameter, "SCB", None)
         if isinstance(constants, Tensor):
             yield constants
-    yield from (module.weight_scale for module in model.modules() if isinstance(module, Fp8Linear))
+    modules = model.modules() if recurse else (model,)
+    yield from (module.weight_scale for module in modules if isinstance(module, Fp8Linear))
 
 
 class _Convert:
@@ -300,6 +301,16 @@ def pack(layer: Any, target: torch.device) -> None:
                 experts, name, weight.data, target=target, storage=experts.storage
             )
         settle(experts, experts.storage)
+
+
+def stand_in(layer: Any, target: torch.device) -> None:
+    """Put zeros on a device in place of what a layer that waits would read, until another process sends its values."""
+    waits = isinstance(unpacked := getattr(layer, "unpacked", None), Tensor)
+    if isinstance(unpacked, Tensor):
+        layer.unpacked = torch.zeros(unpacked.shape, dtype=unpacked.dtype, device=target)
+    for name, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+        if tensor is not None and not (waits and name == "weight"):  # which takes no memory yet
+            tensor.data = torch.zeros(tensor.shape, dtype=tensor.dtype, device=target)
 
 
 def let_go(layer: Any) -> None:

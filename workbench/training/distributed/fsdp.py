@@ -61,7 +61,7 @@ class ShardedReader:
             "offload_policy": _offloading(section, device),
         }
         self.module, stay = _Called(model, auxiliary), set(apart)
-        for part in place_model(self.module):  # masters are never here for more than one block
+        for part in place_model(self.module, ranks):  # masters are never here for more than one block
             whole = [each for each in part.parameters() if not isinstance(each, DTensor) and each not in stay]
             for parameter in whole:
                 if parameter.requires_grad:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeVar
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from workbench.adapters import anatomy
 from workbench.config import TrainingSections
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
-from workbench.models import backbones
+from workbench.models import backbones, weight_formats
 from workbench.runs.ranks import Ranks
 from workbench.training.checkpoint_parts import Held, SavedTensors
 from workbench.training.master_weights import AUXILIARY
@@ -32,18 +33,71 @@ Loss = Callable[[MicroBatch, float], Tensor]
 T = TypeVar("T")
 
 
-def place_model(model: nn.Module) -> Iterator[nn.Module]:
+def place_model(model: nn.Module, ranks: Ranks) -> Iterator[nn.Module]:
     """The parts of a model, brought here one by one when the one before is cut: its blocks, then the rest.
 
-    A block that shares a weight with the rest, such as BERT's embeddings with its head, is no part.
+    One process of each machine reads and packs them, and sends them to the others of that machine, so that a file is
+    read, and a weight packed, once a machine. A block that shares a weight with the rest, such as BERT's embeddings
+    with its head, is no part.
     """
     here: set[nn.Module] = set()
+    node, homes = _node(ranks), Counter(id(each) for module in model.modules() for each in _own(module))
+    tied = {id(each): False for module in model.modules() for each in _own(module) if homes[id(each)] > 1}
     for part in (*blocks_apart(model), model):
         for module in part.modules():
             if module not in here:
-                backbones.bring(module)
+                _bring(module, ranks, node, tied)
                 here.add(module)
         yield part
+
+
+class _Node(NamedTuple):
+    """The processes of this machine."""
+
+    group: dist.ProcessGroup | None
+    """None: all there are."""
+    reader: int
+    """The rank of the one that reads files."""
+
+
+@lru_cache
+def _node(ranks: Ranks) -> _Node | None:
+    """The machine of this process; None where no other process is on it. All processes ask together."""
+    if ranks.alone:
+        return None
+    if ranks.here == ranks.world:
+        return _Node(None, 0)
+    machines = sorted(set(ranks.gathered((ranks.rank - ranks.local, ranks.here))))
+    groups = {first: dist.new_group(range(first, first + many)) for first, many in machines}
+    first = ranks.rank - ranks.local
+    return None if ranks.here == 1 else _Node(groups[first], first)
+
+
+def _own(module: nn.Module) -> Iterator[Tensor]:
+    return chain(module.parameters(recurse=False), module.buffers(recurse=False))
+
+
+def _bring(module: nn.Module, ranks: Ranks, node: _Node | None, tied: dict[int, bool]) -> None:
+    """Bring a module, without its children, to this process's device: from its files, or from the machine's reader.
+
+    Args:
+        tied: By identity, tensors that several modules have, and whether they are here.
+    """
+    if node is None:
+        backbones.bring(module)
+        return
+    if all(tied.get(id(each)) for each in _own(module)):
+        return
+    if ranks.rank != node.reader:
+        weight_formats.stand_in(module, backbones.device())
+    backbones.bring(module)
+    for tensor in chain(weight_formats.held(module, recurse=False), module.buffers(recurse=False)):
+        numbers = tensor.data.contiguous()
+        dist.broadcast(numbers.view(-1).view(torch.uint8), node.reader, group=node.group)
+        if numbers.data_ptr() != tensor.data_ptr():
+            tensor.data.copy_(numbers)
+        if id(tensor) in tied:
+            tied[id(tensor)] = True
 
 
 def blocks_apart(model: nn.Module) -> Iterator[nn.Module]:

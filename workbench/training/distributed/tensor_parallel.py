@@ -41,7 +41,7 @@ def cut(model: nn.Module, section: DistributedConfig, ranks: Ranks) -> None:
     group = None if ranks.alone else mesh(ranks.world, section.tensor)["group"]
     styles = plan(next(each for each in model.modules() if isinstance(each, PreTrainedModel)).config)
     blocks = set(anatomy.decoder_layers(model))
-    for part in place_model(model):
+    for part in place_model(model, ranks):
         for path, style in styles.items() if part in blocks else ():
             layer: Any = part.get_submodule(path)
             lora = isinstance(layer, LoraLayer) and style in _ENDS  # of other styles inputs and outputs are whole

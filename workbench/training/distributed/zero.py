@@ -61,7 +61,7 @@ class ZeroParameters(Sharded):
     def _cut(self, deepspeed: Any) -> None:
         """Leave a share of each weight here, before the next part of the model comes to the device."""
         cut: Any = None  # a weight that DeepSpeed has cut, and through which it cuts more
-        for part in place_model(self._module):
+        for part in place_model(self._module, self._ranks):
             whole = [parameter for parameter in part.parameters() if not hasattr(parameter, "ds_id")]
             for parameter in whole:
                 wanted = self._compute if self._compute in HALVES else parameter.dtype

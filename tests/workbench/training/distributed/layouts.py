@@ -40,6 +40,7 @@ from torch import Tensor
 
 import workbench
 from workbench.data.batching import Indices
+from workbench.models import backbones, weight_formats
 from workbench.planning.counters import LiveBytes, MemoryLedger
 from workbench.report import plots
 from workbench.runs import deadline, files
@@ -201,17 +202,35 @@ def counted_shares() -> Iterator[list[int]]:
 
 
 @contextmanager
-def counted_before() -> Iterator[list[int]]:
-    """Inside the block, the most bytes of tensors that a run makes and holds before its first step, where it ends."""
-    peaks = list[int]()
+def counted_before() -> Iterator[dict[str, int]]:
+    """Inside the block, the most bytes of tensors that a run makes and holds before its first step, where it ends; and
+    the bytes of weights that this process brings from their files, which are mapped, once for each pass through them.
+    """
+    others = weakref.WeakSet[torch.nn.Module]()
+    found, bringing, standing = {"read": 0}, backbones.bring, weight_formats.stand_in
     with Held() as held:
 
         def stepping(self: Trainer, rows: Indices) -> dict[str, Any]:
-            peaks.append(held.most)
+            found["held"] = held.most
             raise _Counted
 
-        with patch.object(Trainer, "step", stepping), suppress(_Counted):
-            yield peaks
+        def brought(module: Any) -> None:
+            if module not in others:
+                waits = vars(module).get("unpacked")
+                own = [each for each in module.parameters(recurse=False) if waits is None or each is not module.weight]
+                found["read"] += sum(each.nbytes for each in (*own, *([] if waits is None else [waits])))
+            bringing(module)
+
+        def stood(module: Any, target: torch.device) -> None:
+            others.add(module)
+            standing(module, target)
+
+        patches: list[tuple[Any, str, Any]] = [(Trainer, "step", stepping), (backbones, "bring", brought)]
+        with ExitStack() as stack:
+            for patched in (*patches, (weight_formats, "stand_in", stood)):
+                stack.enter_context(patch.object(*patched))
+            with suppress(_Counted):
+                yield found
 
 
 @contextmanager
@@ -399,7 +418,7 @@ def main() -> None:
         with COUNTED[way]() if way else nullcontext() as peaks:
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, resume=origin is not None, quiet=True)
         if peaks is not None:
-            found = peaks if way in ("accelerator", "checkpoints") else min(peaks[len(peaks) // 2 :])
+            found = peaks if way in ("accelerator", "checkpoints", "start") else min(peaks[len(peaks) // 2 :])
             (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(found))
         gc.collect()
         gc.freeze()  # else what DeepSpeed keeps of each job is searched in all that follow

@@ -1,4 +1,7 @@
-"""What each of two processes holds while a backbone is loaded, scored and cut: a share, and few blocks whole."""
+"""What each of two processes reads and holds while a backbone is loaded, scored and cut: a share, and few blocks whole.
+
+One of them reads the file, and sends the other what it holds.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +68,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("case", CASES)
 def test_a_process_holds_its_share_and_few_blocks(folder: Path, case: str) -> None:
     each = CASES[case][2]
-    held = max(json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in (0, 1))
+    first, second = (json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in (0, 1))
+    held = max(first["held"], second["held"])
     share, block, unpacked = each * BLOCKS * BLOCK / 2, each * BLOCK, 2 * BLOCK
     assert share < held < share + WHOLE * block + (unpacked if case == "fsdp2" else 0)
+    assert first["read"] >= 2 * BLOCKS * BLOCK and second["read"] == 0, (first, second)
