@@ -9,14 +9,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image, ImageColor
 from safetensors.numpy import load_file
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import workbench
 from tests.stopping import stop_after
 from tests.vision_families import save
 from workbench.errors import ConfigError, DataError, Stopped
-from workbench.runs import metrics_log
+from workbench.models import backbones, exported
+from workbench.runs import metrics_log, run_directory
+from workbench.runs.trust import Trust
 
 WORDS = [
     *("adapter.rank=4", "batch.size=8", "train.steps=4", "train.learning_rate=1e-2", "data.held_out=0.25"),
@@ -92,6 +96,20 @@ def test_a_resumed_run_has_the_same_adapter(run: Path, words: list[str], tmp_pat
     adapters = [load_file(each / "adapter" / "adapter_model.safetensors") for each in (run, half)]
     assert adapters[0].keys() == adapters[1].keys()
     assert all(np.array_equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+
+
+def test_a_merged_model_says_the_same_in_stock_transformers(run: Path, rows: Path, tmp_path: Path) -> None:
+    workbench.merge(run, out=tmp_path / "merged", weights="float32")
+    stock = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
+    processor = AutoProcessor.from_pretrained(tmp_path / "merged")
+    part = {"type": "image", "image": Image.open(rows.parent / "pictures" / "0.png")}
+    asked = [{"role": "user", "content": [part, {"type": "text", "text": "Which colour has 0?"}]}]
+    inputs = processor.apply_chat_template(asked, tokenize=True, return_dict=True, return_tensors="pt")
+    config = run_directory.shipped_config(run, Trust(False, ""))
+    with torch.no_grad():
+        own, other = exported.load(run, config).model(**inputs).logits, stock(**inputs).logits
+        bare = backbones.load(config.model, backbones.tokenizer(config.model)).model(**inputs).logits
+    assert (own - other).abs().max() < 1e-4 < (own - bare).abs().max()
 
 
 def test_folds_in_one_bank_are_those_of_single_runs(words: list[str], tmp_path: Path) -> None:
