@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from peft import LoraConfig, PeftConfig, PeftModel
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.adapters import ALora, Full
 from workbench.adapters.banks import bank
@@ -23,7 +23,8 @@ from workbench.evaluation.serving.scheduler import Scheduler
 from workbench.evaluation.serving.served_models import AdapterLoader, ServedModel, TextModel
 from workbench.evaluation.serving.training_bank import TrainingBank
 from workbench.evaluation.serving.training_server import TrainingLimits, TrainingServer
-from workbench.models import backbones, exported, output_heads
+from workbench.models import backbones, exported, output_heads, picture_processor
+from workbench.models.picture_processor import PictureProcessor
 from workbench.recipes import load as load_recipe
 from workbench.recipes.task import implementation
 from workbench.recipes.verbs import generate
@@ -208,7 +209,18 @@ def _in_bank(run: NamedRun) -> bool:
     return not any(more) and config.bias == "none" and not heads and not config.target_parameters
 
 
-_BLIND = "`workbench serve` reads text alone; `workbench generate RUN PROMPT --picture FILE` answers"
+def _template(run: RunConfig, backbone: PreTrainedModel, words: PreTrainedTokenizerBase) -> ChatEncoder:
+    """How conversations with a model are written, pictures of requests included where the engine can show them."""
+    found = picture_processor.of(run, backbone.config)
+    if isinstance(found, PictureProcessor):
+        found = replace(found, forgets=True)
+        if not found.packs:
+            name = type(backbone).__name__
+            found = f"`workbench serve` shows none to {name}. `workbench generate RUN PROMPT --picture FILE` answers"
+    return ChatEncoder(words, processor=found if isinstance(found, str | PictureProcessor) else _BLIND)
+
+
+_BLIND = "its recipe reads text alone. Serve a run of recipe sft or prefer"
 
 
 def _texts(
@@ -224,12 +236,12 @@ def _texts(
     context = min(own, settings.context or own, tokens)
     for run, member in zip(group, members, strict=True):
         words, root = exported.load_tokenizer(run.path, run.config), run.config.model.id
-        about = (run.name, root, run.created, words, ChatEncoder(words, processor=_BLIND))
+        about = (run.name, root, run.created, words, _template(run.config, backbone, words))
         yield TextModel(*about, frozenset(exported.stop_tokens(run.path)), scheduler, member, context)
     if bare and BARE in routes.members:  # as it was before any run: its own template, or the one that training takes
         config = first.config.model.model_copy(update={"new_tokens": (), "chat_template": None})
         words = backbones.tokenizer(config)
-        template = ChatEncoder(words, processor=_BLIND)
+        template = _template(first.config, backbone, words)
         about = (config.id, config.id, 0, words, template)
         backbone_model = TextModel(*about, frozenset(template.stops()), scheduler, BARE, context)
         if isinstance(routes, BankRoutes):

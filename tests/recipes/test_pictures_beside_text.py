@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,13 +14,17 @@ import pytest
 import torch
 from PIL import Image, ImageColor
 from safetensors.numpy import load_file
+from starlette.testclient import TestClient
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import workbench
 from tests.stopping import stop_after
 from tests.vision_families import save
+from tests.workbench.evaluation.serving.conftest import SETTINGS
 from workbench.errors import ConfigError, DataError, Stopped
+from workbench.evaluation.serving.app import Server
 from workbench.models import backbones, exported
+from workbench.recipes.verbs import serving
 from workbench.runs import metrics_log, run_directory
 from workbench.runs.trust import Trust
 
@@ -191,6 +197,36 @@ def test_it_answers_rows_and_prompts_with_pictures(run: Path, rows: Path) -> Non
     assert workbench.evaluate(run)["loss"] == pytest.approx(
         json.loads((run / "scores.json").read_text())["after"]["loss"], abs=1e-4
     )
+
+
+def test_a_server_answers_about_pictures_that_requests_hold(run: Path, rows: Path) -> None:
+    models = serving.load(serving.named([str(run)], trust=False), SETTINGS)
+    client = TestClient(Server(models, SETTINGS.limits).app, base_url="http://127.0.0.1")
+    paths = [rows.parent / "pictures" / f"{number}.png" for number in range(2)]
+    addresses = ["data:image/png;base64," + base64.b64encode(path.read_bytes()).decode() for path in paths]
+
+    def asked(*shown: str) -> Any:
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in shown]
+        turn = {"role": "user", "content": [*parts, {"type": "text", "text": "Which colour?"}]}
+        settings = {"model": models[0].name, "temperature": 0, "max_tokens": 3, "logprobs": True}
+        return client.post("/v1/chat/completions", json={**settings, "messages": [turn]})
+
+    found = [asked(url).json()["choices"][0] for url in addresses]
+    wanted = [workbench.generate(run, "Which colour?", pictures=[path], max_new_tokens=3) for path in paths]
+    assert [each["message"]["content"].strip() for each in found] == [each.strip() for each in wanted]
+    scores = [each["logprobs"]["content"][0]["logprob"] for each in found]
+    assert abs(scores[0] - scores[1]) > 1e-5, "each has the picture of its own request"
+    both = asked(*addresses)
+    assert both.status_code == 200
+    for shown, why in {
+        (str(paths[0].resolve()),): "files of the server are not read",
+        (f"file://{paths[0].resolve()}",): "files of the server are not read",
+        ("http://example.org/a.png",): "data.fetch=true",
+        ("data:image/png;base64,AAAA",): "no kind of picture that can be read",
+        tuple(addresses) * 9: "at most 16 pictures",
+    }.items():
+        refused = asked(*shown)
+        assert refused.status_code == 400 and why in refused.json()["error"]["message"]
 
 
 def test_what_takes_rows_for_tokens_alone_is_refused(run: Path, words: list[str], rows: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from tests.vision_families import FAMILIES, save
 from workbench import losses
 from workbench.adapters import anatomy
-from workbench.config import ModelConfig
+from workbench.config import DataConfig, ModelConfig
 from workbench.config.sections.image_config import ImageConfig
 from workbench.data.packing import PACKED
 from workbench.data.text import tokenized
@@ -73,7 +73,7 @@ def _conversations(pictures: Sequence[Image.Image]) -> list[list[dict[str, Any]]
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=_line(name)) for name in FAMILIES])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     name: str = request.param
-    for needed in {"mistral3": ["torchvision"], "smolvlm": ["num2words", "torchvision"]}.get(name, ()):
+    for needed in {"mistral3": ["torchvision"], "smolvlm": ["num2words"]}.get(name, ()):
         pytest.importorskip(needed)
     section = ModelConfig(id=save(name, tmp_path_factory.mktemp(name)), weights="float32")
     conversations = _conversations(_pictures())
@@ -84,7 +84,8 @@ def _family(section: ModelConfig, conversations: list[list[dict[str, Any]]]) -> 
     tokenizer = backbones.tokenizer(section)
     processor = PictureProcessor(section, type(backbones.hub_config(section)), ImageConfig())
     encoder = ChatEncoder(tokenizer, processor=processor)
-    rows = tokenized.encode([{"messages": each} for each in conversations], tokenizer, encoder)
+    config = DataConfig(train="rows", max_tokens=4096)
+    rows = tokenized.encode([{"messages": each} for each in conversations], tokenizer, encoder, config=config)
     stock = AutoModelForImageTextToText.from_pretrained(section.id, dtype=torch.float32).eval()
     model = backbones.load(section, tokenizer).model
     model.get_input_embeddings().requires_grad_(True)

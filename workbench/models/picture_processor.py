@@ -17,8 +17,10 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,6 +86,7 @@ class PictureProcessor:
         image: Its folder and max_pixels are used.
         fetch: Whether addresses are read from the network.
         types: Arguments of the model that say which tokens are those of pictures; None: of one that writes text.
+        forgets: Whether what is made of pictures is kept until `forget` alone, and never in the cache.
     """
 
     model: ModelConfig
@@ -91,6 +94,7 @@ class PictureProcessor:
     image: ImageConfig
     fetch: bool = False
     types: tuple[str, ...] | None = None
+    forgets: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: other processes load the processor for themselves."""
@@ -152,6 +156,10 @@ class PictureProcessor:
     @cached_property
     def folder(self) -> Path:
         """Where pictures are kept, in use from now on."""
+        if self.forgets:
+            aside = TemporaryDirectory(prefix="pictures-")
+            weakref.finalize(self, aside.cleanup)
+            return Path(aside.name)
         folder = files.cache_folder() / "pictures" / f"text-{self.identity}"
         folder.mkdir(parents=True, exist_ok=True)
         weakref.finalize(self, use(folder))
@@ -226,6 +234,11 @@ class PictureProcessor:
         known = {"texts": json.dumps(texts), "small": json.dumps(small)}
         files.write_bytes(self.folder / key, save(_packed(arrays), known))
         return texts
+
+    def forget(self, key: str) -> None:
+        """Delete what was made of the pictures of a row."""
+        self._texts.pop(key, None)
+        (self.folder / key).unlink(missing_ok=True)
 
     def small(self, key: str) -> list[bytes]:
         """The pictures of a row as small JPEG files, for reports."""
@@ -320,11 +333,20 @@ def without_videos(stock: Any) -> Any:
     class WithoutVideos(stock):  # type: ignore[misc]
         """The stock processor of text and pictures."""
 
+        video_processor = None
+
         @classmethod
         def get_attributes(cls) -> list[str]:
             """Its parts but that for videos."""
             return [name for name in parts if name != "video_processor"]
 
+    own, asked = stock.__init__, signature(stock.__init__).parameters.get("video_processor")
+    if (
+        asked is not None and asked.default is Parameter.empty
+    ):  # SmolVLM's, from whose code the keys of its file are read
+        defaults = (None, *(own.__defaults__ or ()))
+        made: Any = FunctionType(own.__code__, own.__globals__, own.__name__, defaults, own.__closure__)
+        WithoutVideos.__init__ = made  # type: ignore[method-assign]
     WithoutVideos.__name__ = stock.__name__  # as its file names it
     return WithoutVideos
 

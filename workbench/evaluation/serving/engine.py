@@ -28,6 +28,7 @@ from workbench.adapters.prompts import virtual_tokens
 from workbench.errors import BackboneError
 from workbench.models.attention_backend import RowCache, RowPart, room
 from workbench.models.output_heads import Head
+from workbench.models.picture_processor import PictureProcessor
 from workbench.models.shared_model import SharedModel
 
 OWN = "own"  # member name of a model's only adapter, or of a fully trained model
@@ -36,6 +37,20 @@ _PADDING = 0  # a token that is in every vocabulary
 SIZES: Sizes = (1, 2, 4, 8, 16, 32, 64, 128)  # candidate sizes, in tokens, of a pass and of one adapter's part of it
 CHUNK = 64  # tokens of a prompt that are read at once, so that chunk boundaries depend on the prompt alone
 _CHECKED = 24  # tokens on which the engine is compared with the model itself
+
+
+class PictureToken(int):
+    """A token of a picture in a prompt: below 0, and equal where picture and place are."""
+
+    embedding_D: Tensor
+    """What the tower says there, in place of a token's embedding."""
+
+    @classmethod
+    def at(cls, place: int, key: str, embedding_D: Tensor) -> PictureToken:
+        """The token at a place of the pictures that a hexadecimal `key` names."""
+        token = cls(-1 - place - (int(key[:10], 16) << 16))
+        token.embedding_D = embedding_D
+        return token
 
 
 class AdapterRoutes(Protocol):
@@ -261,17 +276,63 @@ class Engine:
 
     def _logits(self, laid: Pass) -> Tensor:
         device = self._backbone.device
+        shown = [(place, each) for place, each in enumerate(laid.ids) if isinstance(each, PictureToken)]
         inputs: dict[str, Any] = {
-            "input_ids": torch.tensor(laid.ids, device=device)[:, None],
+            "input_ids": torch.tensor([max(0, each) for each in laid.ids], device=device)[:, None],
             "position_ids": torch.tensor(laid.positions, device=device)[:, None],
             "cached_rows": laid.parts,
         }
-        with self._routes.rows(laid.rows):
+        with self._routes.rows(laid.rows), self._showing(shown):
             hidden_T1D = self._head.hidden(self._routes.model, inputs)
             if not laid.wanted:
                 return hidden_T1D.new_empty(0, self._head.vocabulary)
             padded = laid.wanted + laid.wanted[:1] * (smallest_size(len(laid.wanted), self.sizes) - len(laid.wanted))
             return self._head.project(hidden_T1D[padded, 0])[: len(laid.wanted)]
+
+    @contextmanager
+    def _showing(self, shown: Sequence[tuple[int, PictureToken]]) -> Iterator[None]:
+        """Inside, tokens at these places have the embeddings of pictures."""
+        if not shown:
+            yield
+            return
+        places = torch.tensor([place for place, _ in shown], device=self._backbone.device)
+
+        def put(_: nn.Module, __: object, embedded_T1D: Tensor) -> Tensor:
+            embedding_ND = torch.stack([each.embedding_D for _, each in shown]).to(embedded_T1D)
+            return embedded_T1D.index_put((places,), embedding_ND[:, None])
+
+        handle = self._backbone.get_input_embeddings().register_forward_hook(put)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def pictured(self, ids: Sequence[int], key: str, processor: PictureProcessor, member: str) -> list[int]:
+        """A prompt whose tokens of pictures have what the tower says of them.
+
+        Args:
+            key: Names its pictures, as `processor` keeps them.
+            member: The adapter that they go through.
+
+        Raises:
+            BackboneError: The tower says of another number of tokens.
+        """
+        backbone: Any = self._backbone
+        takes = inspect.signature(backbone.get_image_features).parameters
+        arrays = {name: each.to(backbone.device) for name, each in processor.arrays([key]).items() if name in takes}
+        with self._routes.stock(member):
+            found = backbone.get_image_features(**arrays, return_dict=True).pooler_output
+        embedding_ND = (found if isinstance(found, Tensor) else torch.cat(list(found))).flatten(0, -2)
+        places = [place for place, each in enumerate(ids) if each in set(processor.token_ids.tolist())]
+        if len(places) != len(embedding_ND):
+            raise BackboneError(
+                f"{type(backbone).__name__}: its tower says of {len(embedding_ND)} tokens, and the prompt has "
+                f"{len(places)} for its pictures. `workbench generate RUN PROMPT --picture FILE` answers."
+            )
+        tokens = list(ids)
+        for number, place in enumerate(places):
+            tokens[place] = PictureToken.at(number, key, embedding_ND[number])
+        return tokens
 
     def _alone(self, ids: list[int], member: str) -> Tensor:
         """Logits (T, V) after each of some tokens, each as a row of its own."""

@@ -24,6 +24,7 @@ from workbench.errors import out_of_memory
 from workbench.evaluation.generation import picked
 from workbench.evaluation.serving.engine import CHUNK, SIZES, Chunk, Engine
 from workbench.models.attention_backend import RowCache, room
+from workbench.models.picture_processor import PictureProcessor
 
 _BEFORE = 6  # tokens of the prompt that are decoded before an answer, since a tokenizer drops the first space of a text
 _HALF = "\ufffd"  # what the first bytes of an incomplete character decode to
@@ -320,6 +321,10 @@ class Scheduler:
             self._actions.append((action, future))
             self._changed.notify()
         return future.result()
+
+    def pictured(self, ids: Sequence[int], key: str, processor: PictureProcessor, member: str) -> list[int]:
+        """`Engine.pictured` of a prompt, between two tokens."""
+        return self.between(lambda: self._engine.pictured(ids, key, processor, member))
 
     def writes(self, member: str) -> bool:
         """Whether an answer of this adapter is being generated or waits."""

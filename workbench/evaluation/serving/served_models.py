@@ -6,6 +6,7 @@ Legend: U texts, D numbers of an embedding.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,11 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from workbench.data.text import media
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
-from workbench.data.text.messages import messages_of
+from workbench.data.text.media import Media
+from workbench.data.text.messages import Message, messages_of
 from workbench.errors import WorkbenchError
 from workbench.evaluation.serving.engine import BankRoutes, Engine
 from workbench.evaluation.serving.openai_format import ChatRequest, CompletionRequest, Generation, Refusal
@@ -31,8 +34,12 @@ from workbench.evaluation.serving.scheduler import (
     Scheduler,
     TimedOut,
 )
+from workbench.models.picture_processor import PictureProcessor
 
 AnswerT = TypeVar("AnswerT")
+MOST_PICTURES = 16  # in one request, whose bytes are limited besides
+_pictures = threading.Lock()
+_ADDRESSES = ("http://", "https://")
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 """Files of an adapter in PEFT's format; no others are read."""
 
@@ -75,6 +82,13 @@ class TextModel(ServedModel):
         """Token ids of each prompt; raises Refusal where one cannot be encoded or is too long."""
         chat = isinstance(request, ChatRequest)
         asked: Any = getattr(request, "messages" if chat else "prompts")
+        if isinstance(request, ChatRequest):
+            try:
+                messages = messages_of(request.messages, "messages")
+            except WorkbenchError as error:
+                raise Refusal(str(error), param="messages") from None
+            self._require_pictures(media.of_messages(messages))
+            asked = [{key: value for key, value in each.items() if key != media.KEY} for each in messages]
         if (size := _characters(asked)) > self.context * self.longest_token:
             raise Refusal(
                 f"This model reads and writes at most {self.context:,} tokens, which cannot hold the {size:,} "
@@ -83,8 +97,8 @@ class TextModel(ServedModel):
                 code="context_length_exceeded",
             )
         try:
-            if isinstance(request, ChatRequest):
-                prompt_ids = [self.template.prompt(messages_of(request.messages, "messages"))]
+            if chat:
+                prompt_ids = [self._conversation(messages)]
             else:
                 assert isinstance(request, CompletionRequest)
                 prompt_ids = [self._completion(prompt) for prompt in request.prompts]
@@ -113,7 +127,7 @@ class TextModel(ServedModel):
             prompt=prompt,
             member=self.member,
             sampling=sampling,
-            text=AnswerText(self.tokenizer, prompt, request.stops),
+            text=AnswerText(self.tokenizer, [max(0, each) for each in prompt], request.stops),
             stop=self.stop | frozenset(request.stop_token_ids),
             known=len(self.tokenizer),
             listener=listener,
@@ -124,6 +138,37 @@ class TextModel(ServedModel):
     def longest_token(self) -> int:
         """Characters that a token stands for at most."""
         return max(map(len, self.tokenizer.get_vocab()))
+
+    def _require_pictures(self, shown: Sequence[Media]) -> None:
+        """Refuse pictures that are too many, or that stand on this machine or, unless data.fetch=true, elsewhere."""
+        if len(shown) > MOST_PICTURES:
+            raise Refusal(
+                f"A request shows at most {MOST_PICTURES} pictures, and this one has {len(shown)}. Leave some out.",
+                param="messages",
+            )
+        if not isinstance(processor := self.template.processor, PictureProcessor):
+            return  # the template says why it reads none
+        fetches = processor.fetch
+        for each in shown:
+            if not isinstance(each.value, str) or not each.value.startswith(("data:", *_ADDRESSES[: 2 * fetches])):
+                addresses = " An address is read where the run was trained with data.fetch=true." * (not fetches)
+                raise Refusal(
+                    "A picture is sent as {type: image_url, image_url: {url: 'data:image/png;base64,...'}}; files of "
+                    f"the server are not read.{addresses}",
+                    param="messages",
+                )
+
+    def _conversation(self, messages: Sequence[Message]) -> list[int]:
+        """Ids that an answer starts from, those of pictures with what the tower says of them."""
+        processor = self.template.processor
+        if not media.of_messages(messages) or not isinstance(processor, PictureProcessor):
+            return self.template.prompt(messages)
+        with _pictures:  # what is made of them is forgotten once the tower has seen it
+            ids, key = self.template.prompt(messages), self.template.pictures_of(Example("messages", tuple(messages)))
+            try:
+                return self.scheduler.pictured(ids, key, processor, self.member)
+            finally:
+                processor.forget(key)
 
     def _completion(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
