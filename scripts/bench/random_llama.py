@@ -1,6 +1,6 @@
 """Write a Llama with seeded random weights in bfloat16, beside the starter's tokenizer.
 
-    python scripts/bench/random_llama.py 42m|100m|1b|8b FOLDER [cpu|cuda]
+    python scripts/bench/random_llama.py 42m|100m|1b|8b|32b|70b FOLDER [cpu|cuda]
 
 Random weights cost the same time and memory as trained ones; only the losses mean nothing.
 """
@@ -46,10 +46,13 @@ SHAPES = {
     "100m": _shape(12, 768, 2048, 12, 12, 32_000, tied=True),
     "1b": _shape(16, 2048, 8192, 32, 8, 128_256, tied=True),  # Llama 3.2 1B
     "8b": _shape(32, 4096, 14_336, 32, 8, 128_256, tied=False),  # Llama 3.1 8B
+    "32b": _shape(64, 5120, 27_648, 40, 8, 152_064, tied=False),  # Qwen 2.5 32B, without its biases
+    "70b": _shape(80, 8192, 28_672, 64, 8, 128_256, tied=False),  # Llama 3.1 70B
 }
 
 
-def main(shape: str, folder: Path, device: str = "cpu") -> None:
+def configuration(shape: str, folder: Path) -> LlamaConfig:
+    """Write the starter's tokenizer and the config.json of a model, which is enough for a plan."""
     tokenizer = AutoTokenizer.from_pretrained(starter.FOLDER)
     config = LlamaConfig(
         **SHAPES[shape],
@@ -59,12 +62,18 @@ def main(shape: str, folder: Path, device: str = "cpu") -> None:
         pad_token_id=tokenizer.pad_token_id,
     )
     config.dtype = torch.bfloat16
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return config
+
+
+def main(shape: str, folder: Path, device: str = "cpu") -> None:
+    config = configuration(shape, folder)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
         model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     print(f"{shape}: {model.num_parameters():,} parameters in {folder}")
 
 
