@@ -38,7 +38,7 @@ HEADER = ["model", "cards", "method", "fits", "way", "GB a card", "longest row",
 class Where(NamedTuple):
     """So many cards of a name."""
 
-    count: int
+    many: int
     name: str
 
     @classmethod
@@ -50,7 +50,7 @@ class Where(NamedTuple):
 
 def main() -> None:
     arguments = _arguments()
-    rows: list[list[object]] = [HEADER]
+    rows: list[list[object]] = [[*HEADER]]
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for shape in arguments.models:
@@ -58,7 +58,7 @@ def main() -> None:
             for where in map(Where.of, arguments.cards):
                 for method in arguments.methods:
                     facts = planned(str(Path(folder) / shape), where, METHODS[method])
-                    told = f"{where.count} x {where.name}" if where.count > 1 else where.name
+                    told = f"{where.many} x {where.name}" if where.many > 1 else where.name
                     found.append({"model": shape, "cards": told, "method": method, **facts})
                     rows.append([shape, told, method, *_cells(facts)])
                     print(" | ".join(str(cell) for cell in rows[-1]), flush=True)
@@ -70,10 +70,10 @@ def planned(model: str, where: Where, words: list[str]) -> dict[str, Any]:
     """What a plan says of a model on these cards."""
     own = [f"model.id={model}", *words]
     began = time.process_time()
-    choice = plans.solve("sft/chat", own, devices=where.count, device=where.name)
+    choice = plans.solve("sft/chat", own, devices=where.many, device=where.name)
     plan, took = choice.plan, time.process_time() - began
     longest = None
-    if where.count == 1 and not plan.distributed.sharded:
+    if where.many == 1 and not plan.distributed.sharded:
         memory = cards.find(where.name).memory
         longest = plans.longest_row(load("sft/chat", own), memory=memory, elsewhere=True).tokens
     return {
@@ -90,7 +90,8 @@ def planned(model: str, where: Where, words: list[str]) -> dict[str, Any]:
 
 def _way(plan: Plan) -> str:
     """How it is carried out, in words."""
-    recomputed = {False: [], True: ["checkpointing"]}.get(plan.checkpointing, [f"checkpointing={plan.checkpointing}"])
+    share = "" if plan.checkpointing is True else f"={plan.checkpointing}"
+    recomputed = [f"checkpointing{share}"] * (plan.checkpointing is not False)
     waiting = ["inputs of blocks to cpu"] if plan.offloaded else []
     return ", ".join([plan.weights, *recomputed, *waiting, *([plan.distributed.words] * plan.distributed.sharded)])
 

@@ -5,13 +5,14 @@ holds all; they share, by ZeRO 1, 2, 3 and FSDP2; the optimizer's state waits in
 or both on disk. Each is compared with all activations kept, with elementwise operations recomputed, with a share of the
 blocks, and with all of them, with the largest micro-batch that fits. Of those that fit the fastest is taken, of equals
 the first. Where none fits, inputs of blocks wait in the host's memory; weights that were left to choose are quantised
-before the third level, never for speed: where shares fit, packed copies are named and not compared. Layouts that the
-run would refuse are told with the reason.
+before the third level, never for speed: where shares fit, packed copies are named and not compared, and so are tensor
+and pipeline parallelism. Layouts that the run would refuse are told with the reason.
 
 A dry run is made with its largest and its smallest micro-batch, without recomputing, and with it where that could be
-faster. Between them bytes are taken to grow evenly with tokens and with the share of the blocks, and seconds with
-passes and that share, until a way is chosen and tried itself, with as many tokens as fit; the stages of ZeRO differ by
-arithmetic alone.
+faster: none where the states of the model alone leave no room, or where a way that fits is faster than this one in the
+fewest passes that could. Between them bytes are taken to grow evenly with tokens and with the share of the blocks, and
+seconds with passes and that share, until a way is chosen and tried itself, with as many tokens as fit; the stages of
+ZeRO differ by arithmetic alone.
 """
 
 from __future__ import annotations
@@ -117,15 +118,15 @@ def _best(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverChoi
             ways = solver.reconsidered(ways, best)
             if best.confirmed and best is min(filter(_fits, ways), key=lambda way: way.plan.seconds or 0.0):
                 shares = best.config.distributed.sharded or best.plan.distributed.sharded
-                refused = solver.refused | (_LEFT_OUT if shares and solver is not solvers[-1] else {})
-                return _chosen(best, [*(way for _, way in tried), *ways], refused)
+                left_out = solver.left_out | (_LEFT_OUT if solver is not solvers[-1] else {}) if shares else {}
+                return _chosen(best, [*(way for _, way in tried), *ways], solver.refused, left_out)
             sure = solver.confirmed(best)
             ways = [sure if way is best else way for way in ways]
         tried += [(solver, way) for way in solver.reconsidered(ways)]
     if not tried:
         raise ConfigError("\n  ".join(["This run cannot be shared as it is:", *solvers[0].refused.values()]))
     least, others = _least(tried)
-    return _chosen(least, others, solvers[-1].refused)
+    return _chosen(least, others, solvers[-1].refused, solvers[-1].left_out)
 
 
 def _fits(way: _Way) -> bool:
@@ -152,9 +153,11 @@ _LEFT_OUT = {
     "Write model.weights=nf4"
 }
 """Formats that are not looked at, as a more precise one fits in shares, with what to write."""
+_TOGETHER = ("tensor", "pipeline")
+"""Devices of which each holds a part of the weights, and that compute the same rows: planned where they are written."""
 
 
-def _chosen(way: _Way, tried: list[_Way], refused: Mapping[str, str]) -> SolverChoice:
+def _chosen(way: _Way, tried: list[_Way], refused: Mapping[str, str], left_out: Mapping[str, str]) -> SolverChoice:
     candidates = []
     for each in tried:
         plan = each.plan
@@ -171,10 +174,8 @@ def _chosen(way: _Way, tried: list[_Way], refused: Mapping[str, str]) -> SolverC
             tokens, seconds, needed = 0, 0.0, each.standing
             verdict = f"lacks {units.size(lacks)} a device without activations"
         candidates.append(Candidate(", ".join(words), tokens, needed, plan.fits, seconds, verdict))
-    candidates += [
-        Candidate(words, 0, 0, False, 0.0, reason if words in _LEFT_OUT else f"refused: {reason}")
-        for words, reason in refused.items()
-    ]
+    verdicts = {**{words: f"refused: {reason}" for words, reason in refused.items()}, **left_out}
+    candidates += [Candidate(words, 0, 0, False, 0.0, verdict) for words, verdict in verdicts.items()]
     return SolverChoice(way.config, replace(way.plan, tried=tuple(candidates)))
 
 
@@ -186,6 +187,8 @@ class _Solver:
         self._known: dict[tuple[object, ...], Plan] = {}
         self.refused: dict[str, str] = {}
         """Why the run would refuse some layouts, by their words."""
+        self.left_out: dict[str, str] = {}
+        """Why others are not compared, and what to write."""
 
     def ways(self, level: int) -> list[_Way]:
         """All of the layouts of a level that may be the fastest; only the first where that fits, as nothing can be
@@ -273,6 +276,17 @@ class _Solver:
                 self.refused[layout.words] = why
             else:
                 layouts.append(layout)
+        free = first.devices > 1 and given.rows_together == 1 and not written.keys() & dict(_PLAIN).keys()
+        for key in _TOGETHER if free and not alone else ():
+            layout = given.model_copy(update={"zero": 0, key: first.devices})
+            told = f"{key}={first.devices}"
+            if why := _refusal(self._config.model_copy(update={"distributed": layout}), first.devices):
+                self.refused[told] = why
+            else:
+                self.left_out[told] = (
+                    "not compared: what devices send each other within a pass is not counted. Write "
+                    f"distributed.{told} for its plan"
+                )
         return layouts
 
     def _savings(self) -> Iterator[tuple[Checkpointing, bool | str]]:
