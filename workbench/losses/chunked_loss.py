@@ -133,6 +133,11 @@ def planned_for(memory: int | None) -> Iterator[None]:
         _PLANNED.reset(token)
 
 
+def on_cpu(device: torch.device) -> bool:
+    """Whether a CPU computes, and not an accelerator that a plan is for."""
+    return device.type == "cpu" and _PLANNED.get() is None
+
+
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(

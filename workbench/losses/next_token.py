@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.losses import r_drop as r_drops
-from workbench.losses.chunked_loss import Project, chunked, chunks, wanted_parts, wide
+from workbench.losses.chunked_loss import Project, chunked, chunks, on_cpu, wanted_parts, wide
 from workbench.losses.label_losses import LabelLosses, LabelTap
 
 NO_LABEL = -100  # label of a position at which nothing is to be predicted
@@ -52,7 +52,7 @@ def next_token(
     Returns:
         Scalar, float32 or wider.
     """
-    if hidden_ND.device.type == "cpu":
+    if on_cpu(hidden_ND.device):
         hidden_ND, labels_N, factor_N, draw_N = _rounded_up(hidden_ND, labels_N, factor_N, draw_N)
     if draw_N is not None:
         targets = [labels_N, draw_N] if factor_N is None else [labels_N, draw_N, factor_N]
@@ -110,7 +110,7 @@ class CrossEntropy:
         factor_N = (labels_N != NO_LABEL) * (scale if factor_N is None else factor_N * scale)
         factor_N = factor_N.to(wide(logits_NV.dtype))
         gradient_NV, loss = torch.empty_like(logits_NV), factor_N.new_zeros(())
-        rows = CACHED_ELEMENTS // logits_NV.shape[1] if logits_NV.device.type == "cpu" else len(logits_NV)
+        rows = CACHED_ELEMENTS // logits_NV.shape[1] if on_cpu(logits_NV.device) else len(logits_NV)
         own = LabelLosses(torch.empty_like(factor_N), torch.empty_like(labels_N, dtype=torch.bool))
         tensors = (logits_NV, labels_N.clamp_min(0), factor_N, gradient_NV, *own)
         for part in wanted_parts(list(zip(*(tensor.split(max(1, rows)) for tensor in tensors), strict=True))):

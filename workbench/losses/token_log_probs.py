@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.losses.chunked_loss import Project, chunks, wide
+from workbench.losses.chunked_loss import Project, chunks, on_cpu, wide
 from workbench.losses.next_token import CPU_MULTIPLE, NO_LABEL
 
 
@@ -31,7 +31,7 @@ def token_log_probs(
         weights: The head's trainable tensors; none where it is frozen.
     """
     count = len(labels_N)
-    if hidden_ND.device.type == "cpu":  # see `next_token`: a CPU compiles a product for each number of positions
+    if on_cpu(hidden_ND.device):  # see `next_token`: a CPU compiles a product for each number of positions
         more = -count % CPU_MULTIPLE
         hidden_ND, labels_N = F.pad(hidden_ND, (0, 0, 0, more)), F.pad(labels_N, (0, more), value=NO_LABEL)
     if any(hasattr(weight, "ds_id") for weight in weights):  # DeepSpeed ZeRO 3, as in `chunked`

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import sys
 import weakref
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.workbench.training.fake_cuda import CUDA, fake_cuda
 from workbench.losses import chunked, next_token
+from workbench.losses.chunked_loss import planned_for
 from workbench.losses.divergences import forward_kl, log_probs
 from workbench.planning.counters import LiveBytes
+from workbench.planning.fake_tensors import fake_tensors
 
 N, D, V = 10, 8, 13
 
@@ -132,3 +137,18 @@ def test_a_row_of_300000_positions_takes_the_logits_of_one_chunk(monkeypatch: py
     assert hidden.grad is not None and exact.grad is not None
     torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=0)
     torch.testing.assert_close(hidden.grad.double(), exact.grad, rtol=1e-4, atol=1e-12)
+
+
+@pytest.mark.parametrize("memory", [10**10, 8 * 10**10])
+def test_a_cpu_that_stands_for_an_accelerator_takes_its_bytes(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk in float32 exists at once there, and not a few positions at a time as in a CPU's cache."""
+    peaks = list[int]()
+    for device in (torch.device("cpu"), CUDA):
+        with fake_tensors() if device.type == "cpu" else fake_cuda(monkeypatch), planned_for(memory):
+            hidden = torch.empty(3001, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+            labels, weight = torch.empty(3001, dtype=torch.int64, device=device), hidden.new_empty(20_000, 64)
+            with LiveBytes(device.type) as alive:
+                project = partial(F.linear, weight=weight)
+                next_token(hidden, labels, project, vocabulary=20_000, weights=[], scale=1.0).backward()
+            peaks.append(alive.peak)
+    assert peaks[0] == peaks[1] > memory // 256
