@@ -52,7 +52,8 @@ class FreezeConfig(Tagged):
     """
 
     observes: ClassVar[Literal["gradients", "activations", "values"] | None] = None
-    """The measurement to make at the end of each interval of `interval` steps; None: nothing."""
+    """The measurement to make at the end of each interval of `interval` steps, by which alone such a policy decides;
+    None: nothing."""
     thaws: ClassVar[bool] = False
     """Whether a layer that has trained may freeze and train again."""
     forgets: ClassVar[bool] = False

@@ -90,8 +90,10 @@ class Freezer:
             share: Share of the run that is done.
         """
         if not self.policy.fixed:
+            known = self.policy.observes is not None and self.seen is self._now.seen  # nothing was measured since
             self._now = Moment(step, share, self._seed, self.seen)
-            self.plan = self.policy.plan(self._now, blocks=len(self.blocks))
+            if not known:
+                self.plan = self.policy.plan(self._now, blocks=len(self.blocks))
             self._apply()
             self.on_plan(step + 1, self.plan.trains)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.conftest import trains
 from tests.run_files import read_lines
 from tests.workbench.training.freezing.fits import assert_same_bits, build, configured, interrupted, train
-from workbench.config.freeze_config import Moment
+from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, Observation
 from workbench.errors import ConfigError
 from workbench.runs import run_directory
 from workbench.training.freezing import freezer as freezing
@@ -242,6 +242,26 @@ def test_how_long_the_line_stays_is_what_the_plan_says() -> None:
     assert freezer.depth == 3 and freezer.lasts() == pytest.approx(0.2, abs=0.02)
     static = freezing.attach(build("Llama"), configured(adapter=FULL, freeze={"policy": "static"}), seed=0)
     assert static.depth == 2 and static.lasts() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("policy", ["autofreeze", "egeria", "smartfrz"])
+def test_a_policy_that_observes_decides_once_for_each_observation(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By measurements alone: whatever step they come at, the plan is that of all of them."""
+    config = configured(adapter=FULL, freeze={"policy": policy})
+    freezer, decide, asked = freezing.attach(build("Llama"), config, seed=0), type(config.freeze).plan, list[int]()
+
+    def plan(self: FreezeConfig, moment: Moment, *, blocks: int) -> LayerPlan:
+        asked.append(moment.step)
+        return decide(self, moment, blocks=blocks)
+
+    monkeypatch.setattr(type(config.freeze), "plan", plan)
+    draw, layers = torch.Generator().manual_seed(0), 6 * (2 if policy == "smartfrz" else 1)
+    for step in range(40):
+        freezer.follow(step=step, share=step / 40)
+        assert freezer.plan == decide(config.freeze, Moment(0, 0.9, 7, freezer.seen), blocks=4)
+        if step % 4 == 3:
+            freezer.seen += (Observation(step + 1, tuple(torch.rand(layers, generator=draw).tolist())),)
+    assert asked == list(range(4, 40, 4))
 
 
 def test_more_blocks_than_a_backbone_has_are_refused() -> None:
