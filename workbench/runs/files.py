@@ -121,8 +121,11 @@ def complete(aside: Path, path: Path, *, durable: bool = True) -> None:
 
 
 def remove_unfinished(*folders: Path) -> None:
-    """Delete what a killed process left behind in `folders`."""
+    """Delete what a killed process left behind in `folders`; what it was about to replace gets its name back."""
     for folder in folders:
+        for old in folder.glob(".*.replaced"):
+            if not (name := folder / old.name[1:].rsplit(".", 2)[0]).exists():
+                os.replace(old, name)
         for path in [*folder.glob(".*.unfinished"), *folder.glob(".*.replaced")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,10 @@ from workbench.adapters.banks import bank
 from workbench.errors import ConfigError
 from workbench.evaluation.serving.app import Server
 from workbench.evaluation.serving.openai_format import ChatRequest
+from workbench.evaluation.serving.training_server import TrainingLimits
 from workbench.recipes.verbs import serving
 from workbench.recipes.verbs.generate import predict
-from workbench.recipes.verbs.serving import ServeSettings, serve_runs
+from workbench.recipes.verbs.serving import ServeSettings, serve_runs, serve_training
 from workbench.runs.http_server import Address
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -166,6 +168,17 @@ def test_others_are_let_in_with_a_key_only(tmp_path: Path) -> None:
     settings: ServeSettings = replace(SETTINGS, address=Address("0.0.0.0", 0))
     with pytest.raises(ConfigError, match=r"--host 0.0.0.0 lets others in. Set WORKBENCH_API_KEY"):
         serve_runs([str(tmp_path)], settings, trust=False, ready=_never)
+
+
+def test_mistakes_of_training_are_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    asked = partial(serve_training, limits=TrainingLimits(), folder=tmp_path, rows=1, queue=1, grace=1, ready=_never)
+    for words in (["one", "two"], ["model.id=one"], ["one", "train.epochs=2"]):
+        with pytest.raises(ConfigError, match=r"name one backbone, then settings such as model\.weights=nf4"):
+            asked(words, Address(port=0))
+    with pytest.raises(ConfigError, match=r"lets others in\. Write --api-key tml-KEY"):
+        asked(["starter"], Address("0.0.0.0", 0))
+    with pytest.raises(ConfigError, match=r"model\.weights: expected 'auto'"):
+        asked(["starter", "model.weights=int5"], Address(port=0))
 
 
 def test_a_port_in_use_is_told() -> None:

@@ -68,7 +68,7 @@ class TrainingLimits:
     """Most requests of a model that wait."""
     tokens: int = 2**18
     """Most tokens of all requests of a key that wait."""
-    samplers: int = 8
+    samplers: int = 32
     """Weights of a session that can be sampled from; the oldest are forgotten."""
     results: int = 1024
     """Results of a key that are kept for clients that ask again."""

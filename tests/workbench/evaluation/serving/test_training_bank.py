@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -233,6 +235,41 @@ def test_states_continue_to_the_same_bits(stories: str, tmp_path: Path, bank: Tr
     with pytest.raises(ConfigError, match="a name has"):
         second.save_state("../out")
     other.close()
+
+
+WRITER = """
+import sys, workbench
+from workbench.adapters import Lora
+from workbench.config import ModelConfig
+bank = workbench.TrainingBank(ModelConfig(id=sys.argv[1], weights="float32", compute="float32"), folder=sys.argv[2])
+loop = bank.create(Lora(rank=2, alpha=8), seed=1, key="killed")
+while True:
+    loop.forward_backward([workbench.Datum.answer([5, 6], [7, 8, 9])])
+    loop.optim_step(learning_rate=1e-3)
+    loop.save_state("latest", overwrite=True).result()
+    print(loop.steps, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_leaves_whole_states(stories: str, tmp_path: Path) -> None:
+    """A process that writes one state over the other is killed at any moment: the one that stands there is whole."""
+    command = [sys.executable, "-c", WRITER, stories, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = [int(process.stdout.readline()) for _ in range(5)][-1]
+        process.kill()
+    bank = open_bank(stories, tmp_path)
+    loop = bank.create(Lora(rank=2, alpha=8), seed=2)
+    loop.load_state(tmp_path / "killed" / "weights" / "latest").result()
+    assert loop.steps >= told
+    row = [Datum.answer([5, 6], [7, 8, 9])]
+    wanted = bank.create(Lora(rank=2, alpha=8), seed=1)
+    for _ in range(loop.steps):
+        wanted.forward_backward(row)
+        wanted.optim_step(learning_rate=1e-3)
+    assert wanted.forward(row).result().loss == loop.forward(row).result().loss
+    assert [each.name for each in (tmp_path / "killed" / "weights").iterdir()] == ["latest"]
 
 
 def test_samplers_keep_their_weights(bank: TrainingBank, create: Callable[..., BankClient]) -> None:
