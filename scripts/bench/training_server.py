@@ -49,7 +49,7 @@ def compare(
     name: str, loop: Callable[..., Any], open_session: Callable[[], Any], process: Any, arguments: argparse.Namespace
 ) -> None:
     """Both ways, the second time counted: the first one fills caches."""
-    found = {}
+    times, losses = dict[str, tuple[float, float]](), dict[str, list[list[float]]]()
     for steps in (1, arguments.steps):
         for way, threads in (("at once", arguments.clients), ("one after another", 1)):
             service = open_session()
@@ -57,13 +57,13 @@ def compare(
             clients = [create(seed=seed).result() for seed in range(arguments.clients)]
             before, began = sum(process.cpu_times()[:2]), time.perf_counter()
             with ThreadPoolExecutor(threads) as pool:
-                losses = list(pool.map(lambda each, many=steps: loop(*each, steps=many), enumerate(clients)))
-            found[way] = (time.perf_counter() - began, sum(process.cpu_times()[:2]) - before, losses)
+                losses[way] = list(pool.map(lambda each, many=steps: loop(*each, steps=many), enumerate(clients)))
+            times[way] = time.perf_counter() - began, sum(process.cpu_times()[:2]) - before
             service.close("success").result()
-    wall, processor = (found["one after another"][k] / found["at once"][k] for k in (0, 1))
-    for way, (seconds, used, _) in found.items():
+    wall, processor = (times["one after another"][k] / times["at once"][k] for k in (0, 1))
+    for way, (seconds, used) in times.items():
         print(f"{name}, {way}: {seconds:.1f} s, server's processor {used:.1f} s")
-    same = found["at once"][2] == found["one after another"][2]
+    same = losses["at once"] == losses["one after another"]
     print(f"{name}: {wall:.2f} times the speed, {processor:.2f} times less processor time; same losses: {same}")
 
 

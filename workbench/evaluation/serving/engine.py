@@ -69,21 +69,30 @@ class AdapterRoutes(Protocol):
 
 
 class BankRoutes:
-    """A bank of LoRA adapters over one backbone, all in one pass."""
+    """A bank of LoRA adapters over one backbone, all in one pass.
+
+    Args:
+        served: Those of its members that rows may go through; None: all.
+    """
 
     mixes = True
 
-    def __init__(self, bank: Bank) -> None:
+    def __init__(self, bank: Bank, served: Sequence[str] | None = None) -> None:
         self.model: nn.Module = bank.model
-        self._bank = bank
+        self._bank, self._served = bank, served
         self.name_members()
 
     def name_members(self) -> None:
         """Read which members the bank has."""
-        self.members: tuple[str, ...] = (*self._bank.members, BARE)
+        served = tuple(self._bank.members if self._served is None else self._served)
+        self.members: tuple[str, ...] = (*served, BARE)
+        own: dict[str, list[torch.Size]] = {name: [] for name in served}
+        for path, each in self._bank.model.named_parameters():
+            for name in own.keys() & path.split("."):
+                own[name].append(each.shape)
         sizes: dict[tuple[torch.Size, ...], str] = {}
-        for name in self._bank.members:
-            sizes.setdefault(tuple(each.shape for each in self._bank.parameters_of(name).values()), name)
+        for name, shapes in own.items():
+            sizes.setdefault(tuple(shapes), name)
         self.shapes: tuple[str, ...] = tuple(sizes.values())
 
     def join(self, folder: Path) -> str:
@@ -343,10 +352,10 @@ class Engine:
         largest, proven_sizes = SIZES[-1], list(SIZES)
         ids = torch.randint(self._head.vocabulary, (largest,), generator=torch.Generator().manual_seed(0)).tolist()
         for member in self._routes.shapes:
-            wanted_TV = self._alone(ids, member)
+            wanted_TV = self._alone(ids, member).nan_to_num()
             for size in proven_sizes[:-1]:
                 ends = slice(0, size), slice(largest - size, None)
-                if not all(torch.equal(self._alone(ids[some], member), wanted_TV[some]) for some in ends):
+                if not all(torch.equal(self._alone(ids[some], member).nan_to_num(), wanted_TV[some]) for some in ends):
                     proven_sizes.remove(size)
         return tuple(proven_sizes)
 

@@ -243,11 +243,13 @@ class TrainingBank:
         self._backbone, self._device = backbone, backbone.device
         self._members = {int(self._bank.members[0].removeprefix("member"))}
         self._clients: list[BankClient] = []
+        self._sampled = [*self._bank.members]
+        """Members that answers may go through: none that trains, whose values may be anything."""
         self._rows, self._queue = rows, queue
         self._routes: BankRoutes | None = None
         self._scheduler: Scheduler | None = None
-        self._spare: dict[Lora, list[str]] = {}
-        self._retired: deque[tuple[Lora, str]] = deque()
+        self._spare: dict[Lora, list[tuple[str, dict[str, nn.Parameter]]]] = {}
+        self._retired: deque[tuple[Lora, str, dict[str, nn.Parameter]]] = deque()
         self._engine: Engine | None = None
         self.changed = threading.Condition()
         """Told when a request comes."""
@@ -527,33 +529,41 @@ class TrainingBank:
     def _snapshot(self, config: Lora, values: Mapping[str, Tensor]) -> BankSampler:
         """A sampler with a copy of these values; called while nothing else uses the model."""
         spare = self._spare.get(config)
-        name = spare.pop() if spare else self._begin(config, 0)
-        own = self._parameters(name)
+        name, own = spare.pop() if spare else self._fresh(config)
         with torch.no_grad():
             for key, value in own.items():
-                value.requires_grad_(False).copy_(values[key])
+                value.copy_(values[key])
+        sampler = BankSampler(self, name, config)
+        weakref.finalize(sampler, self._retired.append, (config, name, own))
+        return sampler
+
+    def _fresh(self, config: Lora) -> tuple[str, dict[str, nn.Parameter]]:
+        """A member to sample from, and its values."""
+        name = self._begin(config, 0)
+        own = self._parameters(name)
+        for value in own.values():
+            value.requires_grad_(False)
+        self._sampled.append(name)
         if self._routes is not None and self._engine is not None:
             self._routes.name_members()
             if name in self._routes.shapes:
                 self._engine.admit(name)
-        sampler = BankSampler(self, name, config)
-        weakref.finalize(sampler, self._retired.append, (config, name))
-        return sampler
+        return name, own
 
     def _reuse(self) -> None:
         """Keep the members of samplers that nobody has any more for the next ones."""
         for _ in range(len(self._retired)):
-            config, name = self._retired.popleft()
+            config, name, own = self._retired.popleft()
             if self._scheduler is not None and self._scheduler.writes(name):
-                self._retired.append((config, name))
+                self._retired.append((config, name, own))
             else:
-                self._spare.setdefault(config, []).append(name)
+                self._spare.setdefault(config, []).append((name, own))
 
     def scheduler(self) -> Scheduler:
         """What samples; made when it is first needed."""
         with self._working:
             if self._scheduler is None:
-                self._routes = BankRoutes(self._bank)
+                self._routes = BankRoutes(self._bank, self._sampled)
                 self._engine = Engine(self._routes, self._backbone, self._head)
                 room = capacity.available(self._device) // 2 // self._engine.token_bytes
                 self._scheduler = Scheduler(self._engine, rows=self._rows, tokens=room, queue=self._queue)
@@ -846,7 +856,6 @@ class BankSampler:
         future: Pending[Samples] = Pending(bank)
         found: list[list[TokenScore]] = [[] for _ in range(samples)]
         reasons: dict[int, str] = {}
-        keep = self  # the weights stay while answers are written
 
         def listener(number: int) -> Callable[[AnswerPiece | Interrupted], None]:
             def listen(event: AnswerPiece | Interrupted) -> None:
@@ -856,7 +865,7 @@ class BankSampler:
                 found[number] += event.scores
                 if event.reason is not None:
                     reasons[number] = event.reason
-                if len(reasons) == samples and keep is not None:
+                if len(reasons) == samples:
                     future.settle(_samples(found, reasons, len(ids) if prompt_logprobs else 0))
 
             return listen

@@ -68,8 +68,8 @@ class TrainingLimits:
     """Most requests of a model that wait."""
     tokens: int = 2**18
     """Most tokens of all requests of a key that wait."""
-    samplers: int = 32
-    """Weights of a session that can be sampled from; the oldest are forgotten."""
+    samplers: int = 4
+    """Weights of a model, and saved ones of a session, that can be sampled from; the oldest are forgotten."""
     results: int = 1024
     """Results of a key that are kept for clients that ask again."""
     body_bytes: int = 8 * 2**20
@@ -109,6 +109,14 @@ class _Model:
 
 
 @dataclass(eq=False)
+class _Sampler:
+    weights: BankSampler
+    path: str | None
+    of: str
+    """The model whose weights they are, or the session that took saved ones."""
+
+
+@dataclass(eq=False)
 class _Owner:
     """What belongs to a key."""
 
@@ -116,7 +124,7 @@ class _Owner:
     seen: dict[str, float] = field(default_factory=dict)
     """Sessions, and when each was heard of last."""
     models: dict[str, _Model] = field(default_factory=dict)
-    samplers: OrderedDict[str, tuple[BankSampler, str | None]] = field(default_factory=OrderedDict)
+    samplers: OrderedDict[str, _Sampler] = field(default_factory=OrderedDict)
     promises: OrderedDict[str, _Promise] = field(default_factory=OrderedDict)
     tokens: Counter[str] = field(default_factory=Counter)
     """Tokens that were trained on, only read, and sampled."""
@@ -481,7 +489,7 @@ class TrainingServer:
         name = f"{session}:sample:{call.sampling_session_seq_id}"
 
         def snapshot(client: BankClient) -> Future[Any]:
-            return client.ask(lambda: self._add_sampler(owner, session, name, client.snapshot(), None))
+            return client.ask(lambda: self._add_sampler(owner, name, client.snapshot(), None, of=call.model_id))
 
         said |= {"sampling_session_id": name}
         return self._in_turn(owner, call.model_id, call.seq_id, snapshot, _json(said))
@@ -546,11 +554,11 @@ class TrainingServer:
 
     # Sampling
 
-    def _add_sampler(self, owner: _Owner, session: str, name: str, sampler: BankSampler, path: str | None) -> None:
-        owner.samplers[name] = sampler, path
-        own = [each for each in owner.samplers if each.startswith(f"{session}:")]
+    def _add_sampler(self, owner: _Owner, name: str, sampler: BankSampler, path: str | None, *, of: str) -> None:
+        owner.samplers[name] = _Sampler(sampler, path, of)
+        own = [key for key, each in list(owner.samplers.items()) if each.of == of]
         for old in own[: -self._limits.samplers]:
-            del owner.samplers[old]
+            owner.samplers.pop(old, None)
 
     async def _create_sampler(self, request: Request, owner: _Owner) -> Response:
         call = await self._read(request, wire.SamplerCall)
@@ -563,24 +571,24 @@ class TrainingServer:
             else:
                 self._require_base(call.base_model)
                 sampler = self._bank.base()
-            self._add_sampler(owner, session, name, sampler, call.model_path)
+            self._add_sampler(owner, name, sampler, call.model_path, of=session)
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": name})
 
     async def _sampler(self, request: Request, owner: _Owner) -> Response:
         name = request.path_params["name"]
-        _, path = self._known_sampler(owner, name)
+        path = self._known_sampler(owner, name).path
         return JSONResponse({"sampler_id": name, "base_model": self._bank.config.id, "model_path": path})
 
-    def _known_sampler(self, owner: _Owner, name: str) -> tuple[BankSampler, str | None]:
-        if name not in owner.samplers:
+    def _known_sampler(self, owner: _Owner, name: str) -> _Sampler:
+        if (found := owner.samplers.get(name)) is None:
             raise RequestRefused(
-                f"No sampler is called {name}: a session keeps its last {self._limits.samplers}.", status=404
+                f"No sampler is called {name}: a model keeps its last {self._limits.samplers}.", status=404
             )
-        return owner.samplers[name]
+        return found
 
     async def _sample(self, request: Request, owner: _Owner) -> Response:
         call = await self._read(request, wire.SampleCall)
-        sampler, _ = self._known_sampler(owner, call.sampling_session_id)
+        sampler = self._known_sampler(owner, call.sampling_session_id).weights
         name = f"{call.sampling_session_id}:{call.seq_id}"
         ids = [f"{name}:{number}" for number in range(call.num_samples if 0 < call.num_samples < 4096 else 0)]
         if name not in owner.promises:

@@ -298,6 +298,22 @@ def test_samplers_keep_their_weights(bank: TrainingBank, create: Callable[..., B
     assert bank.base().sample(PROMPT, max_tokens=6, top_k=1).result().answers[0].tokens == base[0].answers[0].tokens
 
 
+def test_an_adapter_of_nan_stops_no_sampler(stories: str, tmp_path: Path) -> None:
+    """Also where it is there before anybody has sampled."""
+    bank = open_bank(stories, tmp_path)
+    bad, good = (bank.create(Lora(rank=2, alpha=8), seed=seed) for seed in range(2))
+    with torch.no_grad():
+        bad.values[0].fill_(math.nan)
+    samplers = [each.save_weights_for_sampler().result() for each in (bad, good)]
+    asked = [each.sample(PROMPT, max_tokens=5, stop=[]) for each in samplers]
+    assert len(asked[1].result().answers[0].tokens) == 5
+    with pytest.raises(TrainingError, match="interrupted"):
+        asked[0].result()
+    later = bank.create(Lora(rank=3, alpha=8)).save_weights_for_sampler().result()
+    assert len(later.sample(PROMPT, max_tokens=5, stop=[]).result().answers[0].tokens) == 5
+    bank.close()
+
+
 BAD: list[tuple[Any, str]] = [
     (lambda c: c.forward([]), "there is no row"),
     (lambda c: c.forward(rows(1), "hinge"), "'hinge' is none of"),
