@@ -303,6 +303,7 @@ class TrainingBank:
         """A sampler of weights that `save_state` or `save_weights_for_sampler` wrote; raises FileError."""
         state = read_state(Path(folder))
         values = _saved_values(Path(folder))
+        self.scheduler()
         return self.alone(lambda: self._snapshot(Lora.model_validate(state["adapter"]), values))
 
     def work(self) -> bool:
@@ -762,6 +763,7 @@ class BankClient:
 
     def snapshot(self) -> BankSampler:
         """A sampler of the adapter as it is now."""
+        self.bank.scheduler()  # which proves its passes by values that no training has touched
         return self.bank.alone(lambda: self.bank._snapshot(self.config, self.parameters))
 
     def ask(self, action: Callable[[], ResultT]) -> Pending[ResultT]:

@@ -68,7 +68,7 @@ class TrainingLimits:
     """Most requests of a model that wait."""
     tokens: int = 2**18
     """Most tokens of all requests of a key that wait."""
-    samplers: int = 4
+    samplers: int = 2
     """Weights of a model, and saved ones of a session, that can be sampled from; the oldest are forgotten."""
     results: int = 1024
     """Results of a key that are kept for clients that ask again."""
