@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ def opened(run: Run, trial: Trial[RunConfig]) -> Run:
     """The directory of a member as that of a run of its own."""
     if not (run.path / "config.yaml").exists():
         text = dump_yaml(trial.config.model_dump(mode="json"))
-        run.note(name=trial.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"), status="waiting")
+        run.note(name=trial.name, created=datetime.now(UTC).isoformat(timespec="seconds"), status="waiting")
         files.write_bytes(run.path / "config.yaml", text.encode())
     facts = {"versions": run_directory.versions(), "hardware": run_directory.hardware()}
     run.note(git_commit=run_directory.git_commit(), **facts)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from transformers import PreTrainedTokenizerBase
-from typing_extensions import Self
 
 from workbench.config import RunConfig
 from workbench.config.model_heads import TEXT

@@ -8,12 +8,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
-from typing_extensions import Self
 
 from workbench import adapters, report
 from workbench.adapters import Full, Method

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from typing_extensions import Self
 
 from workbench.config.sections.tta_config import TtaConfig
 from workbench.data.batching import Floats, Indices

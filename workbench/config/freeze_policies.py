@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
-from typing_extensions import Self
 
 from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
 from workbench.config.freezing_predictor import histories, settled, shipped

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import model_validator
 from pydantic.fields import FieldInfo
-from typing_extensions import Self
 
 from workbench import bounds
 from workbench.adapters import Method

@@ -13,10 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
-from typing_extensions import Self
 
 from workbench.data.batching import Examples, Floats, Indices, MicroBatch, Weights, global_batch
 from workbench.data.rows import excerpt, finite

@@ -10,9 +10,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from workbench.errors import DataError
 from workbench.runs import files, units

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -170,7 +170,7 @@ def seconds_asked(response: httpx2.Response) -> float:
         return float(value)
     try:
         when = parsedate_to_datetime(value)
-        return max(0.0, (when - datetime.now(when.tzinfo and timezone.utc)).total_seconds())
+        return max(0.0, (when - datetime.now(when.tzinfo and UTC)).total_seconds())
     except (ValueError, TypeError):
         return 0.0
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -164,7 +164,7 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
             run_log.NAME,
         ):
             (path / stale).unlink(missing_ok=True)
-        run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
+        run.note(name=path.name, created=datetime.now(UTC).isoformat(timespec="seconds"))
         _write_config(config, path)
     evaluation_request.withdrawn(path)
     run.before = {name: run.manifest.get(name) for name in ("status", "reason")}

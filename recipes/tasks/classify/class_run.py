@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from torch import Tensor, from_numpy, nn
 from transformers import PreTrainedTokenizerBase
-from typing_extensions import Self
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig

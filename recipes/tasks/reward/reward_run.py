@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
-from typing_extensions import Self
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig

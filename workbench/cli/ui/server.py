@@ -356,7 +356,7 @@ async def _body(request: Request) -> dict[str, Any]:
     """The JSON object that was sent."""
     try:
         payload = json.loads(await asyncio.wait_for(body_of(request, most=_BODY), _BODY_S))
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise HTTPException(408, f"The request has not come in {_BODY_S:g} seconds.") from None
     except TooLarge:
         raise HTTPException(413, f"The request has more than {_BODY:,} bytes.") from None

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Self
 
 from workbench.config import RunConfig
 from workbench.config.sections.embed_config import RERANK_LOSSES, EmbedConfig

@@ -17,13 +17,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageChops, ImageFile, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
-from typing_extensions import Self
 
 from workbench.data.stored_files import UNREADABLE, StoredFile
 from workbench.errors import DataError

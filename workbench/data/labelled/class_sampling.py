@@ -10,11 +10,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
-from typing_extensions import Self
 
 from workbench.config import RunConfig
 from workbench.config.sections.classes_config import rarest

@@ -10,11 +10,10 @@ from __future__ import annotations
 import io
 import struct
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Self
 
 from workbench.data.images.picture_sources import MediaKind
 from workbench.data.rows import excerpt

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Self
 
 from workbench.config.sections.curriculum_config import LengthWarmUpConfig
 from workbench.data.batching import Examples, Indices, MicroBatch, Row

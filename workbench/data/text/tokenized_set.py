@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow
-from typing_extensions import Self
 
 from workbench.data import named_sets
 from workbench.data.batching import Collate, Floats, Indices, MicroBatch, Row, WholeRows, collate

@@ -378,7 +378,7 @@ class Server:
         most, seconds = self._limits.body_bytes, self._limits.body_seconds
         try:
             return await asyncio.wait_for(body_of(request, most=most), seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise Refusal(f"The request has not come in {seconds:g} seconds.", status=408) from None
         except TooLarge:
             raise Refusal(f"The request has more than {most:,} bytes.", status=413, code="too_large") from None

@@ -206,7 +206,7 @@ class Turns:
         self._here += 1
         try:
             await asyncio.wait_for(self._turn.acquire(), seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self._here -= 1
             raise TimedOut from None
         try:

@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from workbench.config.sections.reinforce_config import Baseline, ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch, Row, micro_batches, padded
