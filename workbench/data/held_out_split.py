@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
-from typing_extensions import NamedTuple
 
 from workbench.data.folds.duplicates import Ints
 from workbench.data.folds.stratified_folds import Class, Strata
