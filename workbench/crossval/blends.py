@@ -47,6 +47,7 @@ class Blend:
             return ensembles.tempered(
                 labels, ensembles.merge(labels.kind, values_PXC, "mean", weights_M=self.weights_P), self.temperature
             )
+        assert self.intercept_C is not None
         inputs_XF, coef_CF = _inputs(labels, values_PXC), self.coef_CF
         if labels.kind == "several":  # each class reads what the parts say of it alone
             outputs_XC = np.einsum("pxc,cp->xc", inputs_XF, coef_CF) + self.intercept_C

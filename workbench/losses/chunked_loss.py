@@ -103,7 +103,7 @@ def chunks(vocabulary: int, *tensors: Tensor, follows_N: Follows = None) -> list
     free, sizes, start = np.append(np.flatnonzero(~follows_N), len(follows_N)), list[int](), 0
     while start < len(follows_N):
         ahead = free[free > start]
-        stop = int(ahead[max(0, np.searchsorted(ahead, start + rows, side="right") - 1)])
+        stop = int(ahead[max(0, int(np.searchsorted(ahead, start + rows, side="right")) - 1)])
         sizes.append(stop - start)
         start = stop
     return list(zip(*(tensor.split(sizes) for tensor in tensors), strict=True))
