@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 
 from tests.conftest import tiny
-from workbench.runs.ranks import ALONE
+from workbench.runs.ranks import ALONE, Ranks
 from workbench.training.distributed.sharding import place_model
 
 MODELS = {
@@ -32,3 +37,22 @@ def test_no_block_shares_a_weight_with_what_is_outside_of_it(name: str) -> None:
         inside = set(block.modules())
         own = {id(parameter) for parameter in block.parameters()}
         assert not any(own & _own(module) for module in model.modules() if module not in inside)
+
+
+@pytest.mark.nightly
+def test_each_machine_has_a_reader_of_its_own(tmp_path: Path) -> None:
+    """Of two machines with two processes each; what the others have themselves is wrong, and is replaced."""
+    mp.spawn(_placed, (tmp_path / "store",), nprocs=4)  # type: ignore[no-untyped-call]
+
+
+def _placed(rank: int, store: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
+    model = tiny("GPT2", head="CausalLM", tie_word_embeddings=True)
+    wanted = {name: each.clone() for name, each in model.state_dict().items()}
+    if rank % 2:
+        for each in model.parameters():
+            each.data.fill_(torch.nan)
+    list(place_model(model, Ranks(rank, 4, rank % 2, 2)))
+    assert all(torch.equal(each, wanted[name]) for name, each in model.state_dict().items())
+    assert model.lm_head.weight is model.transformer.wte.weight
+    dist.destroy_process_group()
