@@ -4,12 +4,15 @@
     python scripts/bench/distill_tables.py encoder --model FOLDER --train train.csv --test test.csv --out runs/encoder
     python scripts/bench/distill_tables.py embedder --model FOLDER --train train.csv --test test.csv --out runs/embedder
     python scripts/bench/distill_tables.py ensemble --run runs/crossval-quickstart --out runs/ensemble
+    python scripts/bench/distill_tables.py vocabularies --model FOLDER --out runs/vocabularies
 
 causal    students with some layers of a fine-tuned language model: on labels alone, and with each divergence
 encoder   the same of an encoder that classifies
 embedder  students with some layers of sentence-transformers' model, by each distance from its vectors; and as cut
 ensemble  one adapter taught by all adapters of a cross-validation, by what they say of rows that they trained on and
           out of fold, beside one on labels alone; and what predicting costs
+vocabularies
+          the starter taught by a language model of other tokens, by each loss that compares them
 
 All students of a table take the same steps over the same rows; seeds change their order. --students and --taught
 change the recipe: of all students, and of those alone that have a teacher.
@@ -44,9 +47,8 @@ Rows = list[list[object]]
 
 def main() -> None:
     arguments = _arguments()
-    found = {"causal": _causal, "encoder": _encoder, "embedder": _embedder, "ensemble": _ensemble}[arguments.table](
-        arguments
-    )
+    tables = {"causal": _causal, "encoder": _encoder, "embedder": _embedder, "ensemble": _ensemble}
+    found = (tables | {"vocabularies": _vocabularies})[arguments.table](arguments)
     machine = measuring.machine(arguments.device, ("torch", "transformers", "peft"))
     measuring.write_report(arguments, machine=machine, **found)
 
@@ -68,6 +70,33 @@ def _causal(arguments: argparse.Namespace) -> Recipe:
     if match := load_yaml(arguments.match):
         arms[f"forward_kl, {match['what']}"] = {"loss": "forward_kl", "alpha": arguments.alpha, "match": [match]}
     return _students(teacher, arms, shared, "sft", TEXT_SCORES, arguments)
+
+
+def _vocabularies(arguments: argparse.Namespace) -> Recipe:
+    """Held-out loss of the starter, taught by a model of other tokens."""
+    shared: Recipe = {
+        "data": {"train": arguments.train, "held_out": arguments.held_out, "max_tokens": 512},
+        "batch": {"size": 16},
+        "schedule": {"name": "cosine", "warmup": 0.1},
+        "evaluate": {"every": None, "answers": 0},
+        "save": {"every": None},
+    }
+    rates = {"learning_rate": 5e-4, "weight_decay": 0.01}
+    lora: Recipe = {"recipe": "sft", "model": {"id": arguments.model}, **shared, "train": {"steps": 50, **rates}}
+    teacher = _teacher(lora, arguments)
+    arms: dict[str, Recipe] = {LABELS: {"alpha": 0.0}}
+    for loss, temperature in arguments.losses:
+        kept = {} if loss == "universal" else {"cache": {"folder": str(arguments.out / f"kept-{loss}-{temperature:g}")}}
+        arm = {"loss": loss, "temperature": temperature, "alpha": arguments.alpha, "control": False, **kept}
+        arms[f"{loss}, temperature {temperature:g}"] = arm
+    shared |= {"adapter": {"method": "full"}, "train": {"epochs": 2.0, **rates}}
+    shared["data"] |= {"limit": arguments.rows}
+    return _students(teacher, arms, shared, "sft", {"loss": "loss"}, arguments, model="starter")
+
+
+def _loss_and_temperature(text: str) -> tuple[str, float]:
+    loss, _, temperature = text.partition("@")
+    return loss, float(temperature or 1)
 
 
 def _encoder(arguments: argparse.Namespace) -> Recipe:
@@ -180,8 +209,11 @@ def _students(
     of: str,
     columns: Mapping[str, str],
     arguments: argparse.Namespace,
+    *,
+    model: str = "teacher",
 ) -> Recipe:
-    """A table for each choice of layers: the teacher, then each arm over the seeds."""
+    """A table for each choice of layers of the model that a student starts as: the teacher, then each arm over the
+    seeds."""
     best = measuring.scores(teacher)["after"]
     measured: Recipe = {"teacher": best, "students": {}}
     for layers in arguments.layers:
@@ -189,7 +221,7 @@ def _students(
         recipes = {
             f"{layers}/{arm}": {
                 "recipe": "distill",
-                "model": {"id": "teacher"},
+                "model": {"id": model},
                 "of": of,
                 "distill": {"teacher": {"id": str(teacher)}, "student": student, **settings},
                 **shared,
@@ -200,7 +232,7 @@ def _students(
         spreads = {arm: _spreads(runs, columns) for arm, runs in found.items()}
         first = next(iter(columns))
         plain = spreads[LABELS][first].values
-        title = f"{len(student['layers'])} layers ({layers})"
+        title = f"{len(student['layers'])} layers ({layers})" if layers[0].isdigit() else f"{layers} layers of {model}"
         table: Rows = [[title, *columns.values(), f"{columns[first]}, against {LABELS}", "of the teacher's"]]
         table.append(["teacher", *(f"{best[key]:.3f}" for key in columns), "", ""])
         for arm, values in spreads.items():
@@ -248,11 +280,11 @@ def _read(source: str) -> Iterable[RawRow]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tables = parser.add_subparsers(dest="table", required=True)
-    causal, encoder, embedder, ensemble = (
+    causal, encoder, embedder, ensemble, vocabularies = (
         tables.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        for name in ("causal", "encoder", "embedder", "ensemble")
+        for name in ("causal", "encoder", "embedder", "ensemble", "vocabularies")
     )
-    for each in (causal, encoder, embedder, ensemble):
+    for each in (causal, encoder, embedder, ensemble, vocabularies):
         each.add_argument("--out", type=Path, required=True, help="where the runs stand")
         each.add_argument("--alpha", type=float, default=0.5, help="share of the teacher in the loss")
         each.add_argument("--seeds", type=int, default=3, help="from 0 on")
@@ -261,8 +293,9 @@ def _arguments() -> argparse.Namespace:
         each.add_argument("--json", type=Path, help="write everything that was measured to this file")
         each.add_argument("--students", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of all students")
         each.add_argument("--taught", nargs="*", default=[], metavar="KEY=VALUE", help="of those with a teacher")
-    for each, layers in ((causal, ["0,2,4", "0,4"]), (encoder, ["1,3,5"])):
-        each.add_argument("--train", required=True, help="file of rows")
+    for each, layers in ((causal, ["0,2,4", "0,4"]), (encoder, ["1,3,5"]), (vocabularies, ["all"])):
+        if each is not vocabularies:
+            each.add_argument("--train", required=True, help="file of rows")
         each.add_argument("--teacher", type=Path, help="a finished run that teaches; by default one is trained")
         each.add_argument("--teachers", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of the teacher")
         each.add_argument("--layers", nargs="+", default=layers, help="of the teacher, that a student has")
@@ -274,6 +307,18 @@ def _arguments() -> argparse.Namespace:
         "--match", default="{what: hidden_mse, layers: uniform}", help="of the last arm, as YAML; null: no such arm"
     )
     causal.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES, help="divergences, an arm for each")
+    vocabularies.add_argument("--model", required=True, help="backbone of the teacher: a folder or hub id")
+    vocabularies.add_argument("--train", default="starter/fairytaleqa_train.jsonl", help="file of rows")
+    vocabularies.add_argument("--held-out", default="starter/fairytaleqa_held_out.jsonl", help="rows that are scored")
+    vocabularies.add_argument("--rows", type=int, default=320, help="that a student reads, twice")
+    vocabularies.add_argument(
+        "--losses",
+        nargs="+",
+        type=_loss_and_temperature,
+        default=[(loss, 1.0) for loss in ("gold", "alm", "universal")] + [("alm", 2.0), ("alm", 5.0)],
+        metavar="LOSS@TEMPERATURE",
+        help="an arm for each",
+    )
     encoder.add_argument("--model", required=True, help="backbone of the teacher: a folder or hub id")
     encoder.add_argument("--test", required=True, help="file of rows that are scored")
     encoder.add_argument("--label", default="category", help="column with the class")
