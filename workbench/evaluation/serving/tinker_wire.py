@@ -322,7 +322,7 @@ class PromptChunk(WireRequest):
     tokens: list[int]
 
 
-class Prompt(WireRequest):
+class PromptTokens(WireRequest):
     """A prompt."""
 
     chunks: list[PromptChunk]
@@ -346,7 +346,7 @@ class SampleCall(WireRequest):
 
     sampling_session_id: Id
     seq_id: Seq
-    prompt: Prompt
+    prompt: PromptTokens
     sampling_params: SamplingSettings
     num_samples: int = 1
     prompt_logprobs: bool | None = None
