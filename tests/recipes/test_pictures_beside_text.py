@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,14 @@ def test_a_merged_model_says_the_same_in_stock_transformers(run: Path, rows: Pat
         own, other = exported.load(run, config).model(**inputs).logits, stock(**inputs).logits
         bare = backbones.load(config.model, backbones.tokenizer(config.model)).model(**inputs).logits
     assert (own - other).abs().max() < 1e-4 < (own - bare).abs().max()
+
+
+@pytest.mark.nightly
+def test_two_processes_give_the_curve_of_one(run: Path, words: list[str], tmp_path: Path) -> None:
+    command = ["workbench", "run", "sft/quickstart", *words, "--devices", "2", "--out", str(tmp_path / "two")]
+    subprocess.run(command, check=True, capture_output=True)
+    curves = [[line["loss"] for line in metrics_log.read(each) if "loss" in line] for each in (run, tmp_path / "two")]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
 
 
 def test_folds_in_one_bank_are_those_of_single_runs(words: list[str], tmp_path: Path) -> None:

@@ -665,8 +665,8 @@ def question_ids(model: ExportedModel, example: Example) -> Indices:
     question = question_of(model, example)
     if question.pictures:
         raise DataError(
-            f"{example.place}: has a picture, and answers to pictures are written by `workbench generate`, `predict` "
-            "and `evaluate` alone. Leave the row out."
+            f"{example.place}: has a picture, and answers to pictures are written by `workbench generate`, `predict`, "
+            "`evaluate` and `serve` alone. Leave the row out."
         )
     return question.ids
 
