@@ -1,9 +1,14 @@
 """First losses beside TRL's SFTTrainer on rows with pictures: the same rows, pictures, weights, adapter and order.
 
     python scripts/bench/peer_trl_pictures.py MODEL [--steps 10]
+    python scripts/bench/peer_trl_pictures.py MODEL --speed --pairs 3
 
 MODEL is a folder that AutoModelForImageTextToText loads, with its processor. Every step of both reads all rows, so that
 their order does not matter; float32, AdamW, a constant rate. Prints both curves and their largest difference.
+
+--speed instead times whole processes in turn: ours, ours without kept outputs of the tower, and TRL's, each with STEPS
+steps of all rows and with a fifth of them. What the further steps take, in processor time, is told as tokens and
+pictures a second; their start, loading and what ours does after training cancel.
 """
 
 from __future__ import annotations
@@ -11,11 +16,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import measuring
 import numpy as np
 from PIL import Image
 
@@ -27,7 +34,7 @@ from workbench import adapters  # noqa: E402
 from workbench.adapters import Lora  # noqa: E402
 from workbench.config import ModelConfig  # noqa: E402
 from workbench.config.sections.image_config import ImageConfig  # noqa: E402
-from workbench.models import backbones  # noqa: E402
+from workbench.models import backbones, picture_features  # noqa: E402
 from workbench.models.picture_processor import PictureProcessor  # noqa: E402
 from workbench.runs import metrics_log  # noqa: E402
 
@@ -106,7 +113,54 @@ def theirs(model: str, steps: int, folder: Path) -> list[float]:
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
+SIDES = ("ours", "ours, each time anew", "TRL")
+
+
+def side(name: str, model: str, steps: int) -> None:
+    """Train as one side, in a process of its own; prints how many tokens a step has, where ours knows it."""
+    if name == SIDES[1]:
+        picture_features.can_keep = lambda model: False
+    with tempfile.TemporaryDirectory() as folder:
+        if name == SIDES[2]:
+            theirs(model, steps, Path(folder))
+            return
+        ours(model, steps, Path(folder))
+        print(json.dumps({"tokens": next(line["tokens"] for line in metrics_log.read(Path(folder) / "run"))}))
+
+
+def speed(arguments: argparse.Namespace) -> None:
+    """Tokens and pictures a second of processor time of each side, medians, and most memory."""
+    print(measuring.machine("cpu", ("torch", "transformers", "trl")))
+    few, many = arguments.steps // 5, arguments.steps
+    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
+    peaks: dict[str, list[int]] = {name: [] for name in SIDES}
+    tokens = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(arguments.pairs):
+            for name in SIDES:
+                used = []
+                for steps in (few, many):
+                    log = Path(folder) / f"{len(seconds[name])}-{name.replace(' ', '-')}-{steps}"
+                    command = [sys.executable, __file__, arguments.model, "--side", name, "--steps", str(steps)]
+                    used.append(measuring.run(command, log, "cpu"))
+                if name == SIDES[0]:
+                    tokens = measuring.last_line(log)["tokens"]
+                seconds[name].append((used[1].cpu_s - used[0].cpu_s) / (many - few))
+                peaks[name].append(used[1].peak_bytes)
+    pictures = sum(len(row["images"]) for row in rows())
+    print(f"{'':22} {'tokens/s':>9} {'pictures/s':>10} {'peak GB':>8}  a step of {tokens} tokens, {pictures} pictures")
+    for name in SIDES:
+        took = statistics.median(seconds[name])
+        print(f"{name:22} {tokens / took:9.0f} {pictures / took:10.1f} {max(peaks[name]) / 1e9:8.2f}")
+
+
 def main(arguments: argparse.Namespace) -> None:
+    if arguments.side is not None:
+        side(arguments.side, arguments.model, arguments.steps)
+        return
+    if arguments.speed:
+        speed(arguments)
+        return
     with tempfile.TemporaryDirectory() as folder:
         curves = [each(arguments.model, arguments.steps, Path(folder)) for each in (ours, theirs)]
     for step, (own, other) in enumerate(zip(*curves, strict=True), start=1):
@@ -118,4 +172,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--side", choices=SIDES, help="of --speed, which starts this")
     main(parser.parse_args())
