@@ -58,6 +58,27 @@ CASES = {
         "Leave it out",
         "reinforce.method=dapo reinforce.kl=reward",
     ),
+    "a target for a beta of 0": Case(
+        "reinforce.kl_target multiplies reinforce.beta",
+        "Write reinforce.beta=0.04",
+        "reinforce.kl_target=0.1 reinforce.method=dapo",
+    ),
+    "a target for pairs": Case(
+        "reinforce.method=online_dpo compares two whole answers",
+        "leave reinforce.kl_target out",
+        "reinforce.kl_target=0.1 reinforce.method=online_dpo",
+    ),
+    "a horizon of nothing": Case("reinforce.kl_horizon is for", "Leave it out", "reinforce.kl_horizon=20"),
+    "a horizon below a rollout": Case(
+        "reinforce.kl_horizon=7 is less than the 8 answers",
+        "Write 8 or more",
+        "reinforce.kl_target=0.1 reinforce.kl_horizon=7",
+    ),
+    "dropout beside a target": Case(
+        "noise changes them in each pass",
+        "leave reinforce.kl_target out",
+        "reinforce.kl_target=0.1 adapter.dropout=0.1",
+    ),
     "dropout between updates": Case(
         "noise changes them in each pass", "Write reinforce.updates=1", "reinforce.updates=2 adapter.dropout=0.1"
     ),

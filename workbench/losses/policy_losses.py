@@ -126,6 +126,20 @@ def divergence(log_p: Tensor, reference: Tensor) -> Tensor:
     return torch.expm1(difference) - difference
 
 
+def adapted_beta(beta: float, divergence: float, *, target: float, share: float) -> float:
+    """The factor of the divergence for the next rollout: beta (1 + clip(divergence / target - 1, -0.2, 0.2) share).
+
+    Proportional controller of Ziegler et al. 2019, arXiv:1909.08593, section 2.2.
+
+    Args:
+        beta: The factor of this rollout, > 0.
+        divergence: From the reference, in the unit of `target`.
+        target: > 0.
+        share: Answers of this rollout over the controller's horizon, 0 to 1.
+    """
+    return beta * (1 + min(max(divergence / target - 1, -0.2), 0.2) * share)
+
+
 class Importance(NamedTuple):
     """Weights of tokens (B, L), or of whole answers (B, 1), without a gradient, and whether each was cut to the cap."""
 

@@ -16,7 +16,8 @@ def _check(config: RunSections) -> Iterator[str]:
         if source.sampled_alone:
             yield f"rewards: kind={source.kind} {source.sampled_alone}. Leave it out; `workbench sample` takes it."
     yield from config.reinforce.misfits(
-        noise=config.adapter.noise > 0 or config.adapter.facts.draws or config.model.dropout
+        noise=config.adapter.noise > 0 or config.adapter.facts.draws or config.model.dropout,
+        prompts=config.batch.size,
     )
     if not (config.reinforce.rollouts.url is None or config.adapter.facts.plain_lora):
         cure = f"Write adapter.method={plain_lora()}, or leave reinforce.rollouts out."
@@ -51,7 +52,8 @@ def _check(config: RunSections) -> Iterator[str]:
     if config.regularise.mixout and config.reinforce.remembers:
         yield (
             "regularise.mixout moves values in each step, and reinforce compares probabilities with those before the "
-            "first update. Leave it out, or write reinforce.updates=1 and reinforce.kl=loss."
+            "first update. Leave it out, or write reinforce.updates=1 and reinforce.kl=loss, and "
+            "leave reinforce.kl_target out."
         )
     if config.freeze.policy != "none" and config.freeze.observes == "activations":
         yield (

@@ -60,6 +60,11 @@ def test_long_answers_are_punished_in_a_straight_line() -> None:
     assert policy_losses.overlong_penalty(tokens, limit=100, buffer=20).tolist() == [0, 0, 0, -0.5, -1]
 
 
+def test_beta_follows_the_divergence_as_ziegler_et_al_have_it() -> None:
+    adapted = [policy_losses.adapted_beta(0.1, kl, target=0.05, share=0.5) for kl in (0.0, 0.045, 0.05, 0.055, 9.0)]
+    assert adapted == pytest.approx([0.1 * factor for factor in (0.9, 0.95, 1, 1.05, 1.1)])
+
+
 @pytest.fixture
 def numbers() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(3)

@@ -44,7 +44,7 @@ METHODS = {
     "cispo": Settings(normalise="token", clip_high=4.0, beyond="cap"),
     ONLINE_DPO: Settings(beta=0.1),
 }
-_OF_RATIOS = ("baseline", "normalise", "clip", "clip_high", "beyond", "kl", "drop_cut", "importance_cap")
+_OF_RATIOS = ("baseline", "normalise", "clip", "clip_high", "beyond", "kl", "kl_target", "drop_cut", "importance_cap")
 """Keys of losses of single answers."""
 
 
@@ -103,6 +103,12 @@ class ReinforceConfig(Section):
     null: grpo 0.04, rloo 0.05, reinforce++ 0.01, online_dpo 0.1, else 0."""
     kl: Literal["loss", "reward"] | None = None
     """Where that divergence is added: to the loss of each token (k3), or taken off the reward. null: as `method`."""
+    kl_target: Annotated[PositiveFloat | None, Unit("nats per token")] = None
+    """Divergence from the reference that beta is steered to, as metrics.jsonl tells it in update[kl]: after each
+    rollout beta is multiplied by 1 + clip(divergence / kl_target - 1, -0.2, 0.2) * answers of the rollout / kl_horizon
+    (Ziegler et al. 2019, arXiv:1909.08593, section 2.2, who count it by answer). null: beta stays."""
+    kl_horizon: Annotated[PositiveInt, Unit("answers")] = 10_000
+    """Answers over which that acts: the more, the slower beta changes."""
     measure_kl: bool = False
     """Tell the divergence also where beta is 0; the reference reads each answer for it."""
     resample: Annotated[NonNegativeInt | None, Unit("times")] = None
@@ -167,7 +173,8 @@ class ReinforceConfig(Section):
     @property
     def remembers(self) -> bool:
         """Whether the probabilities of the answers are computed before the first update."""
-        return not self.pairs and (self.updates > 1 or (self.settings.kl == "reward" and self.settings.beta > 0))
+        as_reward = self.settings.kl == "reward" and self.settings.beta > 0
+        return not self.pairs and (self.updates > 1 or as_reward or self.kl_target is not None)
 
     @property
     def rows(self) -> int:
@@ -220,11 +227,24 @@ class ReinforceConfig(Section):
         if tools.failed != "score" and tools.environment is None:
             yield "reinforce.tools.failed is for an environment, and there is none. Leave it out, or name a class."
 
-    def misfits(self, *, noise: bool) -> Iterator[str]:
+    def _target_misfits(self, prompts: int) -> Iterator[str]:
+        if self.kl_target is None:
+            if self.differs("kl_horizon"):
+                yield "reinforce.kl_horizon is for reinforce.kl_target, and there is none. Leave it out, or write one."
+        elif self.settings.beta == 0 and not self.pairs:
+            yield "reinforce.kl_target multiplies reinforce.beta, which is 0 and stays so. Write reinforce.beta=0.04."
+        elif self.kl_horizon < (answers := prompts * self.answers):
+            yield (
+                f"reinforce.kl_horizon={self.kl_horizon} is less than the {answers} answers of one rollout (batch.size "
+                f"times reinforce.answers). Write {answers} or more."
+            )
+
+    def misfits(self, *, noise: bool, prompts: int) -> Iterator[str]:
         """Contradictions within the section and with the rest of the run, one sentence for each.
 
         Args:
             noise: Whether the model that trains drops something out.
+            prompts: Prompts of a step.
         """
         if self.pairs:
             if given := [f"reinforce.{key}" for key in _OF_RATIOS if self.differs(key)]:
@@ -240,6 +260,7 @@ class ReinforceConfig(Section):
             )
         if self.warm_up is not None and self.start is not None:
             yield "reinforce.warm_up begins with a fresh adapter, and reinforce.start with another. Leave one out."
+        yield from self._target_misfits(prompts)
         yield from self._served_misfits()
         yield from self._tool_misfits()
         if self.trust and self.start is None:
@@ -250,6 +271,6 @@ class ReinforceConfig(Section):
         if noise and (self.remembers or self.corrects):
             yield (
                 "reinforce compares probabilities with those before the first update, and noise changes them in each "
-                "pass. Write reinforce.updates=1, reinforce.kl=loss and reinforce.importance_cap=0, or leave dropout "
-                "out and take a method without noise of its own."
+                "pass. Write reinforce.updates=1, reinforce.kl=loss and reinforce.importance_cap=0, and leave "
+                "reinforce.kl_target out; or leave dropout out and take a method without noise of its own."
             )

@@ -64,7 +64,9 @@ class ReinforceObjective:
         if config.drop_cut:
             mask_BT = mask_BT & ~now.cut_S[slot_B][:, None]
         old_BT = log_p_BT.detach() if config.updates == 1 else _rows(now.old_ST, slot_B)
-        in_loss = settings.beta if settings.kl == "loss" else 0.0
+        adapted = self._rollouts.now.beta  # on the CPU
+        beta = settings.beta if adapted is None else float(adapted)
+        in_loss = beta if settings.kl == "loss" else 0.0
         importance = self._importance(now, old_BT, mask_BT, slot_B, counted=counted) if config.corrects else None
         loss_B, clipped_BT = policy_losses.policy_loss(
             log_p_BT,

@@ -92,6 +92,8 @@ class Rollout:
     reference_ST: Tensor | None = None
     """Log-probabilities by the reference."""
     advantage_ST: Tensor | None = None
+    beta: Tensor | None = None
+    """Factor of the divergence from the reference where it adapts, (1,), float64; None: that of the settings."""
 
     @property
     def each(self) -> int:
@@ -173,6 +175,7 @@ class Rollout:
             "answers[cut]": float(self.cut_S.double().mean()),
             "answers[repetition]": float(np.mean([generated_answers.repeated(each.tolist()) for each in answers])),
             "answers[no signal]": float(dull_P.double().mean()),
+            **({} if self.beta is None else {"scale[beta]": float(self.beta)}),
             **({"answers[replaced]": int(self.replaced) / len(self.prompts_P)} if int(self.replaced) else {}),
         }
 
@@ -519,7 +522,8 @@ class Rollouts(RolloutRows, Checkpointed):
         """The examples of the answers to the prompts of some draws, which are written where the step is new."""
         prompts = self._drawn.sample(draws, epoch=epoch)
         if not self.now.of(prompts, epoch):
-            self._use(self._written(prompts, epoch))
+            beta = self._next_beta()
+            self._use(replace(self._written(prompts, epoch), beta=beta))
         unread = self.now.reference_ST is None and self.config.refers
         if unread or (self.now.advantage_ST is None and not self.config.pairs):
             self._use(self._read(self.now))
@@ -532,6 +536,23 @@ class Rollouts(RolloutRows, Checkpointed):
     def load(self, state: dict[str, Tensor]) -> None:
         """Go on with these answers."""
         self._use(Rollout.from_state(state))
+
+    def _next_beta(self) -> Tensor | None:
+        """Beta of the rollout after the present one, where it adapts to how far this one had diverged."""
+        target, before = self.config.kl_target, self.now
+        if target is None:
+            return None
+        beta = self.config.settings.beta
+        if before.beta is not None:
+            assert before.old_ST is not None and before.reference_ST is not None
+            kl_ST = policy_losses.divergence(before.old_ST.double(), before.reference_ST.double())
+            beta = policy_losses.adapted_beta(
+                float(before.beta),
+                float(kl_ST[before.mask_ST].mean()),
+                target=target,
+                share=int((~before.total_E.isnan()).sum()) / self.config.kl_horizon,
+            )
+        return torch.tensor([beta], dtype=torch.float64)
 
     def _written(self, draws: Indices, epoch: int) -> Rollout:
         """Answers to the prompts of a step; prompts whose answers all have one reward are replaced, a few times."""
@@ -632,10 +653,11 @@ class Rollouts(RolloutRows, Checkpointed):
 def advantage(rollout: Rollout, config: ReinforceConfig) -> Tensor:
     """Advantage (S, T) of each token, float64, minus the divergence from the reference where `kl` is a reward."""
     settings, mask_ST = config.settings, rollout.mask_ST
+    beta = settings.beta if rollout.beta is None else float(rollout.beta)
     loss_ST = torch.zeros(mask_ST.shape, dtype=torch.float64)
-    if settings.kl == "reward" and settings.beta:
+    if settings.kl == "reward" and beta:
         assert rollout.old_ST is not None and rollout.reference_ST is not None
-        loss_ST = settings.beta * (rollout.old_ST.double() - rollout.reference_ST.double()).masked_fill(~mask_ST, 0)
+        loss_ST = beta * (rollout.old_ST.double() - rollout.reference_ST.double()).masked_fill(~mask_ST, 0)
     if settings.baseline == "batch":
         return policy_losses.whitened(
             rollout.total_S[:, None] - policy_losses.returns_to_come(loss_ST, mask_ST), mask_ST

@@ -169,6 +169,21 @@ def test_goes_on_after_a_stop_with_the_same_bits(trained: Path, recipe: Path, tm
     assert without_clocks(tmp_path / "run") == without_clocks(trained)
 
 
+@pytest.mark.slow
+def test_a_beta_that_adapts_goes_on_with_the_same_bits(trained: Path, recipe: Path, tmp_path: Path) -> None:
+    """At the first rollout the model is the reference, so that beta falls as fast as it can."""
+    words = ("reinforce.kl_target=0.1", "reinforce.kl_horizon=20")
+    whole = run(recipe, tmp_path / "whole", *words)
+    betas = [line["scale[beta]"] for line in metrics(whole)]
+    assert betas == pytest.approx([0.1, 0.1, *2 * [0.1 * (1 - 0.2 * 16 / 20)]], rel=1e-6)
+    assert not same(whole, trained)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        stop_after(patch, 2)
+        run(recipe, tmp_path / "run", *words)
+    assert same(whole, run(recipe, tmp_path / "run", *words, resume=True))
+    assert without_clocks(tmp_path / "run") == without_clocks(whole)
+
+
 @pytest.mark.parametrize("tokens", [60, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_micro_batches_do_not_matter(trained: Path, recipe: Path, tmp_path: Path, tokens: int) -> None:
     found = metrics(run(recipe, tmp_path / "run", f"batch.tokens_per_device={tokens}"))

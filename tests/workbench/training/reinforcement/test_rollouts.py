@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -282,6 +283,41 @@ def test_goes_on_from_a_checkpoint(prompts: TokenizedSet, cap: float) -> None:
     for mine, theirs in zip(vars(found.now).values(), vars(other.now).values(), strict=True):
         assert mine is theirs or (isinstance(mine, dict) and mine.keys() == theirs.keys())
     assert found.figures == other.figures and np.array_equal(found.lengths, other.lengths)
+
+
+@pytest.mark.parametrize("kl", ["loss", "reward"])
+def test_beta_follows_the_divergence_of_the_rollout_before_also_over_a_stop(prompts: TokenizedSet, kl: str) -> None:
+    """The model finds each token 0.3 nats likelier than the reference does."""
+    words: dict[str, Any] = {
+        "beta": 0.1,
+        "kl": kl,
+        "kl_target": 0.04,
+        "kl_horizon": 60,
+        "updates": 2,
+        "overlong_buffer": 2,
+    }
+
+    def started() -> Rollouts:
+        found = rollouts(prompts, **words)
+        found._reference = replace(found._reference, log_probs=lambda batch: flat(batch) - 0.3)
+        return found
+
+    found, kl_token, beta = started(), math.exp(-0.3) - 1 + 0.3, 0.1
+    for epoch in range(3):
+        found.sample(DRAWS, epoch=epoch)
+        found.sample(DRAWS, epoch=epoch)  # a second update is on the same answers, with the same beta
+        assert found.figures["scale[beta]"] == pytest.approx(beta, rel=1e-6)
+        beta *= 1 + max(-0.2, min(0.2, kl_token / 0.04 - 1)) * 12 / 60
+    assert kl_token == pytest.approx(0.04, rel=0.1)  # it is not clipped
+    resumed = started()
+    resumed.load(found.state())
+    for each in (found, resumed):
+        each.sample(DRAWS, epoch=3)
+    assert found.figures["scale[beta]"] == resumed.figures["scale[beta]"] == pytest.approx(beta, rel=1e-6)
+    plain = rollouts(prompts, **{**words, "beta": beta, "kl_target": None})
+    plain._reference = found._reference
+    examples = plain.sample(DRAWS, epoch=3)
+    torch.testing.assert_close(gradient(found, examples), gradient(plain, examples), rtol=1e-5, atol=1e-9)
 
 
 def gradient(rollouts: Rollouts, examples: Indices) -> torch.Tensor:
