@@ -68,6 +68,14 @@ CASES = {
         "leave reinforce.kl_target out",
         "reinforce.kl_target=0.1 reinforce.method=online_dpo",
     ),
+    "an entropy bonus of pairs": Case(
+        "reinforce.method=online_dpo compares two whole answers",
+        "leave reinforce.entropy_bonus out",
+        "reinforce.entropy_bonus=0.01 reinforce.method=online_dpo",
+    ),
+    "a negative entropy bonus": Case(
+        "reinforce.entropy_bonus", "greater than or equal to 0", "reinforce.entropy_bonus=-1"
+    ),
     "a horizon of nothing": Case("reinforce.kl_horizon is for", "Leave it out", "reinforce.kl_horizon=20"),
     "a horizon below a rollout": Case(
         "reinforce.kl_horizon=7 is less than the 8 answers",

@@ -2,6 +2,6 @@
 
 from workbench.losses.chunked_loss import chunked
 from workbench.losses.next_token import next_token, token_scores
-from workbench.losses.token_log_probs import token_log_probs
+from workbench.losses.token_log_probs import token_entropies, token_log_probs
 
-__all__ = ["chunked", "next_token", "token_log_probs", "token_scores"]
+__all__ = ["chunked", "next_token", "token_entropies", "token_log_probs", "token_scores"]

@@ -178,6 +178,8 @@ def policy_loss(
     reference_BL: Tensor | None = None,
     beta: float = 0.0,
     weight_BL: Tensor | None = None,
+    entropy_BL: Tensor | None = None,
+    entropy_bonus: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Loss of each answer (B,), to be summed and divided by the summed `weights`; and the clipped tokens (B, L).
 
@@ -196,6 +198,8 @@ def policy_loss(
         reference_BL: Log-probabilities of the reference, where beta > 0.
         beta: Factor of the divergence from the reference, which is added.
         weight_BL: Weights of `importance`, which the loss is multiplied by, and the divergence is not; None: all 1.
+        entropy_BL: Entropy of the distribution that each token was drawn from, in nats, where entropy_bonus > 0.
+        entropy_bonus: Factor of the entropy, which is taken off over the same tokens as the divergence is added.
     """
     log_ratio_BA = of_actions(log_p_BL - old_BL, mask_BL, normalise)
     whole = normalise in WHOLE
@@ -211,6 +215,8 @@ def policy_loss(
         assert reference_BL is not None
         penalty_BL = divergence(log_p_BL, reference_BL)
         loss_B = loss_B + beta * over_tokens(penalty_BL, mask_BL, normalise, longest)
+    if entropy_BL is not None:
+        loss_B = loss_B - entropy_bonus * over_tokens(entropy_BL, mask_BL, normalise, longest)
     return loss_B, clipped_BL
 
 

@@ -31,14 +31,20 @@ def log_probs(model: nn.Module, head: Head, batch: MicroBatch, *, temperature: f
 
 def of_hidden(hidden_ND: Tensor, labels_N: Tensor, head: Head, temperature: float = 1.0) -> Tensor:
     """The same from hidden states in front of the head."""
-
-    def project(hidden: Tensor) -> Tensor:
-        logits = head.project(hidden)
-        return logits if temperature == 1 else logits / temperature
-
+    project = _project(head, temperature)
     return losses.token_log_probs(
         hidden_ND, labels_N[:, TOKEN], project, vocabulary=head.vocabulary, weights=head.trainable()
     )
+
+
+def entropies(hidden_ND: Tensor, head: Head, temperature: float) -> Tensor:
+    """Entropy (N,) of softmax(logits / temperature) from hidden states in front of the head, in nats."""
+    project = _project(head, temperature)
+    return losses.token_entropies(hidden_ND, project, vocabulary=head.vocabulary, weights=head.trainable())
+
+
+def _project(head: Head, temperature: float) -> Callable[[Tensor], Tensor]:
+    return head.project if temperature == 1 else lambda hidden: head.project(hidden) / temperature
 
 
 class PreferenceObjective:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +178,6 @@ class ReinforceRun(StartedRun):
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         section, device, known = self.config.reinforce, backbones.device(), len(self.tokenizer)
         temperature = section.temperature
-        read = partial(preference_objective.log_probs, live.model, live.head, temperature=temperature)
         judge = self._judge(self.data.train)
         player = None if self.tools is None else self._player(live, self.data.train)
         stop = live.stop if player is None else player.player.stop
@@ -205,14 +203,20 @@ class ReinforceRun(StartedRun):
             ranks=self.run.ranks,
             served=section.rollouts.url is not None,
         )
-        return self.signal(rows, read)._replace(keeps={KEPT: rows})
+        return self.signal(rows, live)._replace(keeps={KEPT: rows})
 
-    def signal(self, rows: RolloutRows, read: Callable[[MicroBatch], Tensor]) -> TrainingSignal:
+    def signal(self, rows: RolloutRows, live: ExportedModel) -> TrainingSignal:
         """The loss of answers that were written."""
-        objective = ReinforceObjective(self.config.reinforce, rows, device=backbones.device())
+        section, head = self.config.reinforce, live.head
+        objective = ReinforceObjective(section, rows, device=backbones.device())
 
         def loss(batch: MicroBatch, scale: float) -> Tensor:
-            return objective(read(batch), batch.labels_N, rows=batch.rows, scale=scale)
+            hidden_ND = head.supervised(live.model, batch.inputs, batch.positions_N)
+            log_p_N = preference_objective.of_hidden(hidden_ND, batch.labels_N, head, section.temperature)
+            entropy_N = None
+            if section.entropy_bonus:
+                entropy_N = preference_objective.entropies(hidden_ND, head, section.temperature)
+            return objective(log_p_N, batch.labels_N, rows=batch.rows, scale=scale, entropy_N=entropy_N)
 
         return TrainingSignal(rows, loss, known=False, reads_packed=True, meter=objective.meter)
 
@@ -357,10 +361,8 @@ class PlannedRollouts(ReinforceRun):
     """A run as a plan sees it: nobody writes its answers, and each is as long as it may be."""
 
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
-        section = self.config.reinforce
-        rows = RolloutRows(sampled_prompts(self.data.train, self.config), section)
-        read = partial(preference_objective.log_probs, live.model, live.head, temperature=section.temperature)
-        return self.signal(rows, read)._replace(meter=None)
+        rows = RolloutRows(sampled_prompts(self.data.train, self.config), self.config.reinforce)
+        return self.signal(rows, live)._replace(meter=None)
 
 
 def _with_interval(reward_N: Any) -> dict[str, float]:

@@ -122,6 +122,20 @@ def test_equals_the_formula(numbers: dict[str, Tensor], normalise: Normalise) ->
         assert loss_B[row].item() == pytest.approx(wanted, rel=1e-12)
 
 
+@pytest.mark.parametrize("normalise", NORMALISE)
+def test_entropy_is_taken_off_over_the_tokens_of_the_divergence(
+    numbers: dict[str, Tensor], normalise: Normalise
+) -> None:
+    entropy = torch.rand(MASK.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    plain, with_bonus = (
+        found(numbers, normalise, **each)[0] for each in ({}, {"entropy_BL": entropy, "entropy_bonus": 0.3})
+    )
+    for row, length in enumerate(LENGTHS):
+        tokens = {"answer": length, "mean_ratio": length, "constant": LONGEST}.get(normalise, 1)
+        bonus = 0.3 * sum(entropy[row, :length].tolist()) / tokens
+        assert with_bonus[row].item() == pytest.approx(plain[row].item() - bonus, rel=1e-12)
+
+
 def test_the_mean_over_tokens_is_that_of_dapo(numbers: dict[str, Tensor]) -> None:
     loss_B, _ = found(numbers, "token")
     ratio = (numbers["log_p"] - numbers["old"]).exp()

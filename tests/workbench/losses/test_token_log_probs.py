@@ -1,4 +1,4 @@
-"""Log-probabilities in chunks against log_softmax over all logits at once."""
+"""Log-probabilities and entropies in chunks against those from all logits at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.losses import token_log_probs
+from workbench.losses import token_entropies, token_log_probs
 
 
 @pytest.fixture(params=[1, 3, 100])
@@ -27,6 +27,25 @@ def test_values_and_gradients_equal_the_whole(head_trains: bool) -> None:
     weights = [*head.parameters()] if head_trains else []
     wanted = head(hidden).log_softmax(-1).gather(1, labels[:, None])[:, 0]
     found = token_log_probs(hidden, labels, head, vocabulary=13, weights=weights)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad((found * factor).sum().exp(), [hidden, *weights]),
+        torch.autograd.grad((wanted * factor).sum().exp(), [hidden, *weights]),
+    )
+
+
+@pytest.mark.usefixtures("rows_per_chunk")
+@pytest.mark.parametrize("head_trains", [False, True])
+def test_entropies_equal_those_of_the_distributions(head_trains: bool) -> None:
+    """With a token that has no probability."""
+    torch.manual_seed(2)
+    head = nn.Linear(8, 13, dtype=torch.float64).requires_grad_(head_trains)
+    hidden = torch.randn(10, 8, dtype=torch.float64, requires_grad=True)
+    factor = torch.randn(10, dtype=torch.float64)
+    weights = [*head.parameters()] if head_trains else []
+    wanted = torch.distributions.Categorical(logits=head(hidden)[:, :12]).entropy()
+    none = torch.tensor([0.0] * 12 + [-torch.inf], dtype=torch.float64)
+    found = token_entropies(hidden, lambda rows: head(rows) + none, vocabulary=13, weights=weights)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(
         torch.autograd.grad((found * factor).sum().exp(), [hidden, *weights]),

@@ -44,7 +44,18 @@ METHODS = {
     "cispo": Settings(normalise="token", clip_high=4.0, beyond="cap"),
     ONLINE_DPO: Settings(beta=0.1),
 }
-_OF_RATIOS = ("baseline", "normalise", "clip", "clip_high", "beyond", "kl", "kl_target", "drop_cut", "importance_cap")
+_OF_RATIOS = (
+    "baseline",
+    "normalise",
+    "clip",
+    "clip_high",
+    "beyond",
+    "kl",
+    "kl_target",
+    "entropy_bonus",
+    "drop_cut",
+    "importance_cap",
+)
 """Keys of losses of single answers."""
 
 
@@ -111,6 +122,10 @@ class ReinforceConfig(Section):
     """Answers over which that acts: the more, the slower beta changes."""
     measure_kl: bool = False
     """Tell the divergence also where beta is 0; the reference reads each answer for it."""
+    entropy_bonus: NonNegativeFloat = 0.0
+    """Factor of the entropy (nats) of the distribution that each token is drawn from, at `temperature`, which is taken
+    off the loss as the divergence is added to it, so that answers stay varied (Schulman et al. 2017, arXiv:1707.06347,
+    eq. 9); 0: none, and the output head is not computed a second time for it."""
     resample: Annotated[NonNegativeInt | None, Unit("times")] = None
     """How often prompts whose answers all have one reward, before long ones are punished, are replaced by others
     (dynamic sampling); those that are left after that stay, and teach nothing. null: dapo 3, else 0."""

@@ -36,13 +36,16 @@ class ReinforceObjective:
         """The answers of the step, and the same on the device."""
         self.meter = StepMeter()
 
-    def __call__(self, log_p_N: Tensor, labels_N: Tensor, *, rows: int, scale: float) -> Tensor:
+    def __call__(
+        self, log_p_N: Tensor, labels_N: Tensor, *, rows: int, scale: float, entropy_N: Tensor | None = None
+    ) -> Tensor:
         """Summed loss times `scale`, a scalar.
 
         Args:
             log_p_N: Log-probabilities of the predicted tokens of a micro-batch.
             labels_N: Labels (N, 4) of that micro-batch.
             rows: Its rows, B.
+            entropy_N: Entropies of the distributions that those tokens are of, where the section has a bonus for it.
         """
         rollout = self._rollouts.now
         if self._known is None or self._known[0] is not rollout:
@@ -50,13 +53,20 @@ class ReinforceObjective:
         now = self._known[1]
         log_p_BT = dense(log_p_N, labels_N, rows=rows, longest=self._config.max_new_tokens)
         slot_B = labels_N.new_zeros(rows).scatter(0, labels_N[:, ROW], labels_N[:, ANSWER])
-        of = self._of_pairs if self._config.pairs else self._of_answers
-        loss_B = of(now, log_p_BT, slot_B, counted=bool(scale))
+        entropy_BT = None
+        if entropy_N is not None:
+            entropy_BT = dense(entropy_N, labels_N, rows=rows, longest=self._config.max_new_tokens)
+        if self._config.pairs:
+            loss_B = self._of_pairs(now, log_p_BT, slot_B, counted=bool(scale))
+        else:
+            loss_B = self._of_answers(now, log_p_BT, entropy_BT, slot_B, counted=bool(scale))
         if scale:
-            self._tell(now, log_p_BT, slot_B)
+            self._tell(now, log_p_BT, entropy_BT, slot_B)
         return loss_B.sum() * scale
 
-    def _of_answers(self, now: Rollout, log_p_BT: Tensor, slot_B: Tensor, *, counted: bool) -> Tensor:
+    def _of_answers(
+        self, now: Rollout, log_p_BT: Tensor, entropy_BT: Tensor | None, slot_B: Tensor, *, counted: bool
+    ) -> Tensor:
         """Loss of each answer (B,)."""
         config, settings = self._config, self._config.settings
         assert now.advantage_ST is not None and settings.clip_high is not None
@@ -81,6 +91,8 @@ class ReinforceObjective:
             reference_BL=_rows(now.reference_ST, slot_B) if in_loss else None,
             beta=in_loss,
             weight_BL=importance,
+            entropy_BL=entropy_BT,
+            entropy_bonus=config.entropy_bonus,
         )
         copies_B = now.copies_S[slot_B]
         if counted:
@@ -115,12 +127,12 @@ class ReinforceObjective:
         return preference_losses.dpo(difference_P, beta=self._config.settings.beta) * differs_P
 
     @torch.no_grad()
-    def _tell(self, now: Rollout, log_p_BT: Tensor, slot_B: Tensor) -> None:
+    def _tell(self, now: Rollout, log_p_BT: Tensor, entropy_BT: Tensor | None, slot_B: Tensor) -> None:
         """Means for metrics.jsonl: of the tokens, and of the step."""
         mask_BT = now.mask_ST[slot_B]
         if not self._config.pairs:
             mask_BT = mask_BT * now.copies_S[slot_B][:, None]
-        figures = {"update[entropy]": (-log_p_BT, mask_BT)}
+        figures = {"update[entropy]": (-log_p_BT if entropy_BT is None else entropy_BT, mask_BT)}
         if now.reference_ST is not None:
             kl_BT = policy_losses.divergence(log_p_BT, _rows(now.reference_ST, slot_B))
             figures["update[kl]"] = (kl_BT, mask_BT)

@@ -184,6 +184,28 @@ def test_a_beta_that_adapts_goes_on_with_the_same_bits(trained: Path, recipe: Pa
     assert without_clocks(tmp_path / "run") == without_clocks(whole)
 
 
+@pytest.mark.slow
+def test_the_entropy_bonus_is_that_of_the_distributions_that_tokens_were_drawn_from(
+    recipe: Path, tmp_path: Path
+) -> None:
+    """By transformers alone, of the backbone, which a fresh adapter leaves as it is."""
+    words = ["reinforce.temperature=0.7", "reinforce.normalise=token", "train.steps=1", "save.every=1"]
+    plain = metrics(run(recipe, tmp_path / "plain", *words))[0]
+    done = run(recipe, tmp_path / "run", *words, "reinforce.entropy_bonus=0.5")
+    config, drawn = load(str(recipe), words), rolled_out(done, 1)
+    prompts = reinforce_run.prepare(config)[2].train
+    model, entropies = AutoModelForCausalLM.from_pretrained(config.model.id), list[torch.Tensor]()
+    for slot, prompt in enumerate(np.repeat(drawn.prompts_P.numpy(), drawn.each)):
+        asked, answer = prompts[int(prompt)].input_ids[:-1], drawn.answer(slot)
+        with torch.no_grad():
+            logits = model(torch.from_numpy(np.concatenate([asked, answer]))[None]).logits[0, len(asked) - 1 : -1]
+        entropies.append(torch.distributions.Categorical(logits=logits / 0.7).entropy())
+    wanted, found = float(torch.cat(entropies).mean()), metrics(done)[0]
+    assert found["update[entropy]"] == pytest.approx(wanted, rel=1e-4)
+    assert found["loss"] == pytest.approx(plain["loss"] - 0.5 * wanted, abs=1e-4)
+    assert found["grad_norm"] != plain["grad_norm"]
+
+
 @pytest.mark.parametrize("tokens", [60, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_micro_batches_do_not_matter(trained: Path, recipe: Path, tmp_path: Path, tokens: int) -> None:
     found = metrics(run(recipe, tmp_path / "run", f"batch.tokens_per_device={tokens}"))
