@@ -251,7 +251,7 @@ class AdapterTrainer:
         """
         before, seen = self.progress, self.seen
         tokens = int(seen.lengths[rows].sum())
-        supervised = int(seen.supervised[rows].sum())
+        supervised = seen.supervised[rows].sum().item()
         self.error = self.loss_guard(loss, norm, rows, tokens=supervised, step=before.step)
         if self.error is None:
             self._optimizer_step.take()

@@ -20,7 +20,7 @@ RECENT, FIRST = 20, 5
 """Latest steps whose median is the usual loss, and first steps whose median is the loss of a fresh model."""
 
 
-def comparable(records: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]]:
+def comparable(records: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
     """Loss and supervised tokens of the last lines of metrics.jsonl that have as many blocks as the very last one."""
     same = takewhile(lambda record: record.get("blocks") == records[-1].get("blocks"), reversed(records))
     return [(record["loss"], record["supervised_tokens"]) for record in same][::-1]
@@ -42,9 +42,9 @@ class LossGuard:
     def __init__(self, rows: Examples, *, checkpoints_folder: Path, learning_rate: float) -> None:
         self._rows, self._folder, self._learning_rate = rows, checkpoints_folder, learning_rate
         self._first: list[float] = []
-        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
 
-    def load(self, steps: Sequence[tuple[float, int]]) -> None:
+    def load(self, steps: Sequence[tuple[float, float]]) -> None:
         """Load the losses and supervised tokens of the steps before a resume."""
         for loss, tokens in steps:
             self._add(loss, tokens)
@@ -54,12 +54,12 @@ class LossGuard:
         self._first.clear()
         self._recent.clear()
 
-    def _add(self, loss: float, tokens: int) -> None:
+    def _add(self, loss: float, tokens: float) -> None:
         self._recent.append((loss, tokens))
         if len(self._first) < FIRST:
             self._first.append(loss)
 
-    def __call__(self, loss: float, norm: float, rows: Indices, *, tokens: int, step: int) -> TrainingError | None:
+    def __call__(self, loss: float, norm: float, rows: Indices, *, tokens: float, step: int) -> TrainingError | None:
         """An error for a loss that is not finite, or exploded; None where the step may be taken.
 
         Args:

@@ -267,7 +267,8 @@ def test_truncation_is_counted(questions: Path, tokenizer: PreTrainedTokenizerBa
 
 def _tokens(values: list[int]) -> TokenizedSet:
     """A set whose rows are equal where the values are."""
-    table = TokenTable(pyarrow.table({"digest": np.array(values, dtype=np.uint64)}))
+    columns = {"digest": np.array(values, dtype=np.uint64), "picture_count": np.zeros(len(values), np.int32)}
+    table = TokenTable(pyarrow.table(columns))
     return TokenizedSet(table, np.arange(len(values)), "rows.jsonl", "0" * 64)
 
 
