@@ -76,6 +76,9 @@ CASES = {
     "a negative entropy bonus": Case(
         "reinforce.entropy_bonus", "greater than or equal to 0", "reinforce.entropy_bonus=-1"
     ),
+    "a reward for long answers": Case(
+        "reinforce.length_reward", "greater than or equal to 0", "reinforce.length_reward=-1"
+    ),
     "a horizon of nothing": Case("reinforce.kl_horizon is for", "Leave it out", "reinforce.kl_horizon=20"),
     "a horizon below a rollout": Case(
         "reinforce.kl_horizon=7 is less than the 8 answers",

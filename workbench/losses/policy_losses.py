@@ -65,6 +65,22 @@ def overlong_penalty(tokens_B: Tensor, *, limit: int, buffer: int) -> Tensor:
     return ((limit - buffer - tokens_B).double() / buffer).clamp(-1, 0)
 
 
+def length_reward(tokens_PG: Tensor, right_PG: Tensor) -> Tensor:
+    """Reward (P, G) from 0.5 for the shortest answer to a prompt to -0.5 for the longest; 0 at most for wrong ones.
+
+    0.5 - (tokens - fewest) / (most - fewest), and 0 where all are equally long: Kimi k1.5 (Kimi Team 2025,
+    arXiv:2501.12599, section 2.3.3).
+
+    Args:
+        tokens_PG: Tokens of each answer; NaN of one that does not count.
+        right_PG: Whether each answer is right.
+    """
+    fewest_P1 = tokens_PG.nan_to_num(math.inf).amin(1, keepdim=True)
+    spread_P1 = tokens_PG.nan_to_num(-math.inf).amax(1, keepdim=True) - fewest_P1
+    reward_PG = 0.5 - torch.where(spread_P1 == 0, 0.5, (tokens_PG - fewest_P1) / spread_P1)
+    return torch.where(right_PG, reward_PG, reward_PG.clamp_max(0))
+
+
 def all_rewards_equal(reward_PG: Tensor) -> Tensor:
     """Whether all answers to a prompt have the same reward (P,), so that nothing can be learnt from it; NaN is none."""
     return reward_PG.nan_to_num(-math.inf).amax(1) <= reward_PG.nan_to_num(math.inf).amin(1)

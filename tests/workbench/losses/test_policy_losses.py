@@ -60,6 +60,21 @@ def test_long_answers_are_punished_in_a_straight_line() -> None:
     assert policy_losses.overlong_penalty(tokens, limit=100, buffer=20).tolist() == [0, 0, 0, -0.5, -1]
 
 
+def test_short_answers_are_rewarded_as_kimi_has_it() -> None:
+    tokens = torch.tensor([[10, 30, 50, 20], [7, 7, 7, 7], [4, math.nan, 8, 4]], dtype=torch.float64)
+    right = torch.tensor([[True, True, True, False], [True, False, True, True], [False, False, False, True]])
+    found = policy_losses.length_reward(tokens, right).tolist()
+    for row, lengths in enumerate(tokens.tolist()):
+        known = [each for each in lengths if not math.isnan(each)]
+        for place, length in enumerate(lengths):
+            if math.isnan(length):
+                assert math.isnan(found[row][place])
+                continue
+            spread = max(known) - min(known)
+            rate = 0.5 - (length - min(known)) / spread if spread else 0.0
+            assert found[row][place] == pytest.approx(rate if right[row, place] else min(0.0, rate))
+
+
 def test_beta_follows_the_divergence_as_ziegler_et_al_have_it() -> None:
     adapted = [policy_losses.adapted_beta(0.1, kl, target=0.05, share=0.5) for kl in (0.0, 0.045, 0.05, 0.055, 9.0)]
     assert adapted == pytest.approx([0.1 * factor for factor in (0.9, 0.95, 1, 1.05, 1.1)])

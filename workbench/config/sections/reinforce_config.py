@@ -132,6 +132,10 @@ class ReinforceConfig(Section):
     overlong_buffer: Annotated[NonNegativeInt | None, Unit("tokens")] = None
     """Tokens before max_new_tokens from which an answer's reward falls, in a straight line by 1 (soft overlong
     punishment). null: dapo a fifth of max_new_tokens, else 0."""
+    length_reward: NonNegativeFloat = 0.0
+    """Factor of a reward for short answers, which is added before answers are compared: from 0.5 for the shortest of
+    the answers to a prompt in a straight line to -0.5 for the longest, by tokens that the model drew. An answer whose
+    reward is below 1 gets 0 at most (Kimi k1.5, 2025, arXiv:2501.12599, section 2.3.3). 0: lengths do not count."""
     drop_cut: bool = False
     """Answers that reached max_new_tokens carry no loss (overlong filtering)."""
     rollouts: RolloutsConfig = RolloutsConfig()

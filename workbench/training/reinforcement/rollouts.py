@@ -48,9 +48,11 @@ class Group:
     rewards: Mapping[str, Floats]
     """Rewards of each answer by their names, without weights."""
     total: Floats
-    """Their weighted sum, minus the penalty for long answers."""
+    """Their weighted sum, with what their lengths add and take."""
     dull: bool = False
-    """Whether all answers have the same reward before that penalty, so that nothing can be learnt."""
+    """Whether all answers have the same reward before that, so that nothing can be learnt."""
+    right: Sequence[bool] = ()
+    """Whether each has the reward of a right answer before that."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +164,7 @@ class Rollout:
         answers = [self.answer(slot)[masks[slot]] for slot in rows]
         known_E = ~self.total_E.isnan()
         rewards = {f"reward[{name}]": float(each[known_E].mean()) for name, each in self.rewards.items()}
-        counts = dict(self.played)
-        if counts:
-            counts["success"] = self.total_E >= generated_answers.SUCCESS
-        played = {f"episodes[{name}]": float(each.double().mean()) for name, each in counts.items()}
+        played = {f"episodes[{name}]": float(each.double().mean()) for name, each in self.played.items()}
         return {
             "reward[mean]": float(self.total_E[known_E].mean()),
             "reward[spread]": float(self.total_E[known_E].std(correction=0)),
@@ -205,6 +204,9 @@ def rolled_out(groups: Sequence[Group], draws: Indices, epoch: int, *, limit: in
     whole = all(row.drawn.all() for _, row in rows)
     kept = [-1 if row.kept is None else row.kept for _, row in rows]
     counted = sorted({name for episode in episodes for name in episode.counts})
+    played = {name: torch.tensor([episode.counts[name] for episode in episodes]) for name in counted}
+    if played:
+        played["success"] = torch.tensor([right for group in groups for right in group.right])
     return Rollout(
         epoch=torch.tensor([epoch]),
         draws_P=torch.from_numpy(np.array(draws, dtype=np.int64)),
@@ -216,7 +218,7 @@ def rolled_out(groups: Sequence[Group], draws: Indices, epoch: int, *, limit: in
         total_E=torch.from_numpy(totals),
         first_S=torch.tensor([first.setdefault(key, slot) for slot, key in enumerate(keys)]),
         rewards={name: torch.from_numpy(np.concatenate([group.rewards[name] for group in groups])) for name in names},
-        played={name: torch.tensor([episode.counts[name] for episode in episodes]) for name in counted},
+        played=played,
         drawn_ST=None if whole else torch.from_numpy(drawn),
         kept_S=None if min(kept) < 0 else torch.tensor(kept),
         replaced=torch.tensor([replaced]),
@@ -608,11 +610,16 @@ class Rollouts(RolloutRows, Checkpointed):
                 "Correct the file, or write a higher limit."
             )
         dull_P = policy_losses.all_rewards_equal(torch.from_numpy(total).view(-1, each)).numpy()
+        right, by_length = total >= generated_answers.SUCCESS, np.zeros(len(total))
         if buffer := self.config.buffer:
             tokens = torch.tensor([max((len(row.ids) for row in one.rows), default=0) for one in episodes])
-            penalty = policy_losses.overlong_penalty(tokens, limit=limit, buffer=buffer).numpy()
-            # A group that should be replaced, and is not, teaches nothing: not length, either.
-            total = total + (penalty * ~dull_P.repeat(each) if self.config.settings.resample else penalty)
+            by_length += policy_losses.overlong_penalty(tokens, limit=limit, buffer=buffer).numpy()
+        if factor := self.config.length_reward:
+            drawn = np.where(np.isnan(total), np.nan, [one.tokens for one in episodes])
+            shape_PG = torch.from_numpy(drawn).view(-1, each), torch.from_numpy(right).view(-1, each)
+            by_length += factor * policy_losses.length_reward(*shape_PG).flatten().numpy()
+        # A group that should be replaced, and is not, teaches nothing: not length, either.
+        total = total + (by_length * ~dull_P.repeat(each) if self.config.settings.resample else by_length)
         return [
             Group(
                 int(prompt),
@@ -620,6 +627,7 @@ class Rollouts(RolloutRows, Checkpointed):
                 {name: values[row * each : (row + 1) * each] for name, values in named.items()},
                 total[row * each : (row + 1) * each],
                 bool(dull_P[row]),
+                right[row * each : (row + 1) * each].tolist(),
             )
             for row, prompt in enumerate(prompts)
         ]

@@ -19,7 +19,7 @@ from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.generated_answers import Floats, SampledAnswer
+from workbench.data.text.generated_answers import Episode, Floats, SampledAnswer, WriteTurns, answered
 from workbench.data.text.prompts import MixedPrompts, PromptEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.losses import policy_losses
@@ -249,6 +249,42 @@ def test_long_answers_lose_reward_and_cut_ones_loss(prompts: TokenizedSet) -> No
     torch.testing.assert_close(found.now.total_S, 2.0 * counts + penalty)
     assert torch.equal(found.now.cut_S, counts == 6)
     assert found.supervised[examples].tolist() == (counts * (counts < 6)).tolist()
+
+
+@pytest.mark.parametrize("method", ["grpo", "online_dpo"])
+def test_short_answers_gain_reward_before_they_are_compared(prompts: TokenizedSet, method: str) -> None:
+    """An answer of one token or more has a reward of 2 or more, and is right; those to row 5 are not."""
+    found = rollouts(prompts, Lengths(dull=[5]), method=method, beta=0.1, length_reward=0.5)
+    found.sample(DRAWS, epoch=0)
+    counts_PG = found.now.counts_S.view(3, 4).double()
+    right_PG = torch.tensor([[False], [True], [True]]).expand(3, 4)
+    wanted_PG = 2 * counts_PG * right_PG + 0.5 * policy_losses.length_reward(counts_PG, right_PG)
+    torch.testing.assert_close(found.now.total_PG, wanted_PG)
+    assert (found.now.total_PG[0] < 0).any()
+    resampled = rollouts(prompts, Lengths(dull=range(COUNT)), method=method, beta=0.1, length_reward=0.5, resample=1)
+    resampled.sample(DRAWS, epoch=0)
+    assert not resampled.now.total_E.any()  # nothing is left to learn, not even to be short
+
+
+def test_a_success_is_counted_before_length_is_punished(prompts: TokenizedSet) -> None:
+    """Each episode has a reward of 1 or more, which the penalty of long ones takes below 1."""
+
+    class OneTurn:
+        def play(self, rows: Sequence[int], asked: Sequence[Indices], write: WriteTurns) -> list[Episode]:
+            written = write(range(len(asked)), asked, [0] * len(asked))
+            return [replace(answered(each.ids, None, stop=[STOP]), counts={"turns": 1}) for each in written]
+
+    class Right(Lengths):
+        def of_episodes(self, rows: Sequence[int], episodes: Sequence[Episode]) -> dict[str, Floats]:
+            return {"length": np.full(len(rows), 0.5)}
+
+    found = rollouts(prompts, Right(), length_reward=1)
+    found._player = OneTurn()
+    found.sample(DRAWS, epoch=0)
+    assert found.figures["episodes[success]"] == 1 and (found.now.total_E < 1).any()
+    resumed = rollouts(prompts)
+    resumed.load(found.state())
+    assert resumed.figures == found.figures
 
 
 def test_pairs_are_the_best_and_the_worst(prompts: TokenizedSet) -> None:
