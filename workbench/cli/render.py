@@ -431,6 +431,19 @@ def combined(combined: Combined, out: Path) -> None:
         worst = sorted(combined.error.layers.items(), key=lambda item: -item[1])[:5]
         rows = [(layer, f"{error:.2e}") for layer, error in worst]
         OUT.print(table(["layers that lost most", "relative error"], rows, right=(), framed=True))
+    if (choice := combined.choice) is not None:
+        scores = dict(choice.trials)
+        alone = next(score for weights, score in scores.items() if weights[choice.best_alone] == sum(weights) == 1)
+        kept = ", ".join(f"{weight:.3g}" for weight in choice.kept)
+        _lines(
+            f"Weights {kept}. On {choice.rows} held-out rows: {choice.score} {choice.held_out:.4f}, "
+            f"the best run alone {alone:.4f}."
+        )
+        if choice.chosen:
+            _lines(f"These rows chose the weights, among {len(choice.trials)}: on other rows expect less.")
+        if choice.test:
+            parts = ", ".join(f"{name} {score:.4f}" for name, score in choice.test.items())
+            _lines(f"On test rows, which chose nothing: {choice.score} {parts}.")
 
 
 def blended(blended: Blended, out: Path) -> None:

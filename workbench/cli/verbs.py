@@ -711,25 +711,41 @@ def adopt(
 def combine(
     runs: Annotated[
         list[str],
-        typer.Argument(help="Run directories with LoRA adapters over one backbone; model.id=FOLDER if moved."),
+        typer.Argument(help="Runs with LoRA adapters over one backbone; model.id=FOLDER, data.held_out=FILE."),
     ],
-    weights: Annotated[str, typer.Option(help="A factor for each run, such as 0.5,0.5.")],
     out: Annotated[Path, typer.Option(help="Run directory to write.")],
+    weights: Annotated[
+        str | None, typer.Option(help="A factor for each run, such as 0.5,0.5; search: by held-out score.")
+    ] = None,
     rank: Annotated[int | None, typer.Option(min=1, help="Keep no more ranks; without it the sum is exact.")] = None,
-    by: Annotated[str, typer.Option(help="sum, slerp (of two), ties, dare or dare_ties.")] = "sum",
+    by: Annotated[str, typer.Option(help="sum, slerp (of two), ties, dare, dare_ties, soup or greedy-soup.")] = "sum",
     density: Annotated[float | None, typer.Option(help="Share of values that ties, dare keep; 0.5.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Most weights that a search scores; 32.")] = None,
     trust: Trusted = False,
 ) -> None:
     """Make one adapter of those of several runs. A weighted sum or a merge; its error is measured."""
     with importing():
+        from workbench.adapters.soups import SEARCH
         from workbench.cli import render
+        from workbench.cli.console import Terminal
         from workbench.recipes.verbs.combine import combine_runs
 
-    moved = [word for word in runs if word.startswith("model.id=")]
-    runs = [word for word in runs if word not in moved]
-    combined = combine_runs(
-        runs, moved, weights=weights_of(weights), rank=rank, by=by, density=density, out=out, trust=trust
-    )
+    words = [word for word in runs if "=" in word and not Path(word).is_dir()]
+    runs = [word for word in runs if word not in words]
+    factors = weights if weights is None or weights == SEARCH else weights_of(weights)
+    with Terminal() as terminal:
+        combined = combine_runs(
+            runs,
+            words,
+            weights=factors,
+            out=out,
+            rank=rank,
+            by=by,
+            density=density,
+            trials=trials,
+            trust=trust,
+            callback=terminal,
+        )
     render.combined(combined, out)
 
 
