@@ -29,6 +29,23 @@ def group_advantages(reward_PG: Tensor, *, scaled: bool) -> Tensor:
     return centred_PG / (reward_PG.std(1, keepdim=True) + EPSILON) if scaled else centred_PG
 
 
+def turn_advantages(reward_EK: Tensor, *, scaled: bool) -> Tensor:
+    """Sum of the compared rewards of each turn and of those after it (E, K), of the episodes of one prompt.
+
+    A reward is compared with the mean of all turns of all episodes, and, if `scaled`, divided by their standard
+    deviation: process supervision of DeepSeekMath (Shao et al. 2024, arXiv:2402.03300, section 4.1.3).
+
+    Args:
+        reward_EK: Reward of each turn; NaN where an episode has none. Fewer than two episodes teach nothing.
+    """
+    mask_EK = ~reward_EK.isnan()
+    if int(mask_EK.any(1).sum()) < 2:
+        return torch.zeros_like(reward_EK)
+    compared_EK = torch.zeros_like(reward_EK)
+    compared_EK[mask_EK] = group_advantages(reward_EK[mask_EK][None], scaled=scaled)[0]
+    return returns_to_come(compared_EK, mask_EK)
+
+
 def leave_one_out(reward_PG: Tensor) -> Tensor:
     """Reward minus the mean of the other answers to the same prompt (P, G), G > 1.
 

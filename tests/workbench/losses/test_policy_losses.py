@@ -75,6 +75,20 @@ def test_short_answers_are_rewarded_as_kimi_has_it() -> None:
             assert found[row][place] == pytest.approx(rate if right[row, place] else min(0.0, rate))
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_turn_is_worth_what_it_and_later_ones_earn_above_the_mean_turn(scaled: bool) -> None:
+    rewards = [[1.0, 0.0, 2.0], [0.5], [0.0, -1.0]]
+    padded = torch.tensor([each + [math.nan] * (3 - len(each)) for each in rewards], dtype=torch.float64)
+    every = [reward for each in rewards for reward in each]
+    mean, spread = statistics.mean(every), statistics.stdev(every) + 1e-4 if scaled else 1.0
+    found = policy_losses.turn_advantages(padded, scaled=scaled)
+    for row, each in enumerate(rewards):
+        wanted = [sum((reward - mean) / spread for reward in each[turn:]) for turn in range(len(each))]
+        assert found[row, : len(each)].tolist() == pytest.approx(wanted)
+    padded[1:] = math.nan  # one episode alone
+    assert not policy_losses.turn_advantages(padded, scaled=scaled).any()
+
+
 def test_beta_follows_the_divergence_as_ziegler_et_al_have_it() -> None:
     adapted = [policy_losses.adapted_beta(0.1, kl, target=0.05, share=0.5) for kl in (0.0, 0.045, 0.05, 0.055, 9.0)]
     assert adapted == pytest.approx([0.1 * factor for factor in (0.9, 0.95, 1, 1.05, 1.1)])

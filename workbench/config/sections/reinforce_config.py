@@ -243,6 +243,24 @@ class ReinforceConfig(Section):
                 "reinforce.tools are called here, where the model writes: a server of answers is not asked for turns. "
                 "Leave reinforce.rollouts out."
             )
+        if tools.credit == "turn" and not self.pairs:
+            settings = self.settings
+            if not settings.baseline.startswith("group"):
+                yield (
+                    f"reinforce.tools.credit=turn compares turns within a group, and reinforce.baseline is "
+                    f"{settings.baseline}. Write reinforce.baseline=group, or leave credit out."
+                )
+            if settings.normalise in ("whole", "mean_ratio"):
+                yield (
+                    "reinforce.tools.credit=turn gives each turn an advantage, and reinforce.normalise="
+                    f"{settings.normalise} takes an answer as one action. Write reinforce.normalise=token, or leave "
+                    "credit out."
+                )
+            if settings.kl == "reward" and settings.beta:
+                yield (
+                    "reinforce.kl=reward takes the divergence off the reward of a whole answer, and "
+                    "reinforce.tools.credit=turn has one for each turn. Write reinforce.kl=loss, or leave credit out."
+                )
         if tools.failed != "score" and tools.environment is None:
             yield "reinforce.tools.failed is for an environment, and there is none. Leave it out, or name a class."
 

@@ -33,6 +33,11 @@ class ToolsConfig(Section):
     """Characters of a result that the model reads; what is longer is cut, and told as a tool error."""
     at_once: Annotated[PositiveInt, Unit("calls")] = 4
     """Calls that run at the same time."""
+    credit: Literal["episode", "turn"] = "episode"
+    """What a turn is learnt by. episode: the episode's reward; turn: what rewards rose by in this turn and in those
+    after it, each rise compared with all rises in the episodes of the prompt (process supervision of DeepSeekMath, Shao
+    et al. 2024, arXiv:2402.03300, section 4.1.3). The environment's `reward()` is then asked after every turn for the
+    reward so far; section rewards and lengths count in the last one."""
     failed: Literal["drop", "score"] = "score"
     """What becomes of an episode whose environment fails, takes too long, or returns nonsense. score: its environment's
     reward is 0; drop: nothing is learnt from it, and it is not counted in its group's mean."""

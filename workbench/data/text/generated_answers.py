@@ -66,6 +66,9 @@ class EpisodeRow(NamedTuple):
     drawn: npt.NDArray[np.bool_]  # which of them the model drew; the others carry no loss
     log_probs: Floats | None = None  # natural log-probabilities of those, as the sampler reports them
     kept: int | None = None  # tokens of the prompt that they stand behind; None: all
+    turns: npt.NDArray[np.int64] | None = (
+        None  # number of the turn of each token that was drawn, where turns have rewards
+    )
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Episode:
     messages: tuple[Message, ...] = ()  # all of the conversation before that; empty where there are no tools
     counts: Mapping[str, int] = field(default_factory=dict)  # turns, calls, and tool errors
     rewards: Mapping[str, float] = field(default_factory=dict)  # of its environment, by their names
+    so_far: Sequence[float] = ()  # the sum of those after each turn but the last one, where turns have rewards
     failure: str = ""  # what its environment did wrong
     dropped: bool = False  # nothing is learnt from it
 

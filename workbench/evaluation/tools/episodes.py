@@ -42,6 +42,7 @@ class _Episode:
         self.counts = {"turns": 0, "calls": 0, "errors": 0}
         self.text, self.failure, self.over, self.cut = "", "", False, False
         self.rewards: Mapping[str, float] = {}
+        self.so_far: list[float] = []
         self._closed: list[EpisodeRow] = []
         self._begin(start.asked)
 
@@ -53,6 +54,7 @@ class _Episode:
         self._ids: list[int] = context[self._kept :].tolist()
         self._drawn = [False] * len(self._ids)
         self._log_probs: list[float] = []
+        self._turns: list[int] = []
 
     @property
     def context(self) -> Indices:
@@ -69,6 +71,7 @@ class _Episode:
         self._ids += answer.ids.tolist()
         self._drawn += [True] * len(answer.ids)
         self._log_probs += () if answer.log_probs is None else answer.log_probs.tolist()
+        self._turns += [self.counts["turns"]] * len(answer.ids)
         self.counts["turns"] += 1
 
     def go_on(self, ids: Sequence[int], *, appended: bool) -> None:
@@ -88,7 +91,8 @@ class _Episode:
         drawn = np.asarray(self._drawn, dtype=np.bool_)
         stop = int(drawn.nonzero()[0][-1]) + 1 if drawn.any() else 0
         log_probs = np.asarray(self._log_probs) if self._log_probs else None
-        return EpisodeRow(np.asarray(self._ids[:stop], dtype=np.int64), drawn[:stop], log_probs, self._kept)
+        ids, turns = np.asarray(self._ids[:stop], dtype=np.int64), np.asarray(self._turns, dtype=np.int64)
+        return EpisodeRow(ids, drawn[:stop], log_probs, self._kept, turns)
 
     def done(self, *, drop: bool) -> Episode:
         """All of it."""
@@ -101,6 +105,7 @@ class _Episode:
             tuple(self.messages),
             self.counts,
             self.rewards,
+            self.so_far,
             self.failure,
             dropped or not rows,
         )
@@ -154,6 +159,11 @@ class EpisodePlayer:
                     each.text = said[-1].message["content"]
             turns = [(e, t, int(a.ids[-1])) for e, t, a in zip(going, said, written, strict=True) if not e.over]
             self._answer(turns)
+            if self._toolbox.config.credit == "turn":
+                going = [each for each in going if not each.over]
+                self._ask_rewards(going)
+                for each in going:
+                    each.so_far += [] if each.over else [sum(each.rewards.values())]
         self._reward(episodes)
         return [each.done(drop=self._toolbox.config.failed == "drop") for each in episodes]
 
@@ -236,18 +246,21 @@ class EpisodePlayer:
     def _reward(self, episodes: Sequence[_Episode]) -> None:
         if self._toolbox.environment is None:
             return
-        name = self._toolbox.config.environment
         if self._toolbox.rewards:
-            whole = [each for each in episodes if not each.failure]
-            answers = self._toolbox.carried_out([{"kind": "reward", "episode": each.number} for each in whole])
-            for each, answer in zip(whole, answers, strict=True):
-                try:
-                    each.rewards = {} if "failed" in answer else rewarded(answer)
-                except ValueError as error:
-                    answer = {"failed": str(error)}
-                if "failed" in answer:
-                    each.fail(f"{name}.reward: {answer['failed']}")
+            self._ask_rewards([each for each in episodes if not each.failure])
+        for each in episodes:
+            each.rewards = {} if each.failure else each.rewards
         self._toolbox.carried_out([{"kind": "end", "episode": each.number} for each in episodes])
+
+    def _ask_rewards(self, episodes: Sequence[_Episode]) -> None:
+        answers = self._toolbox.carried_out([{"kind": "reward", "episode": each.number} for each in episodes])
+        for each, answer in zip(episodes, answers, strict=True):
+            try:
+                each.rewards = {} if "failed" in answer else rewarded(answer)
+            except ValueError as error:
+                answer = {"failed": str(error)}
+            if "failed" in answer:
+                each.fail(f"{self._toolbox.config.environment}.reward: {answer['failed']}")
 
 
 def _observation(text: str, call: ToolCall | None, number: int) -> Message:

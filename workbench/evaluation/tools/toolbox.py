@@ -64,6 +64,12 @@ class Toolbox:
                 f"{KEY}: {twice[0]} is a function of {self._file} and a method of {config.environment}: two tools of "
                 "one name. Rename one of them, or name the functions that are tools in reinforce.tools.functions."
             )
+        if config.credit == "turn" and not self.rewards:
+            raise ConfigError(
+                f"{KEY}.credit=turn asks the environment for the reward after each turn, and there is no "
+                f"{'environment' if config.environment is None else f'{config.environment}.reward()'}. Write a class "
+                "with `def reward(self):` in it and name it in reinforce.tools.environment, or leave credit out."
+            )
         self._of_environment = frozenset(own)
         self.schemas = tuple(self._schema(name, function) for name, function in {**functions, **own}.items())
         """The tools, each as {type: function, function: {name, description, parameters}}."""

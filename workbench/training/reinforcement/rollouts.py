@@ -94,6 +94,10 @@ class Rollout:
     reference_ST: Tensor | None = None
     """Log-probabilities by the reference."""
     advantage_ST: Tensor | None = None
+    turn_ST: Tensor | None = None
+    """Number of the turn of each token that carries loss, where turns have rewards."""
+    turn_rewards_EK: Tensor | None = None
+    """Those rewards, float64, which add up to the total; NaN where an episode has no such turn."""
     beta: Tensor | None = None
     """Factor of the divergence from the reference where it adapts, (1,), float64; None: that of the settings."""
 
@@ -179,13 +183,16 @@ class Rollout:
         }
 
 
-def rolled_out(groups: Sequence[Group], draws: Indices, epoch: int, *, limit: int, replaced: int) -> Rollout:
+def rolled_out(
+    groups: Sequence[Group], draws: Indices, epoch: int, *, limit: int, replaced: int, by_turn: bool = False
+) -> Rollout:
     """The groups of a step as tensors.
 
     Args:
         draws: Numbers of the prompts of the step (P,).
         limit: T.
         replaced: Number of groups without signal that were replaced.
+        by_turn: Whether turns have rewards of their own.
     """
     episodes = [each for group in groups for each in group.episodes]
     rows = [(number, row) for number, each in enumerate(episodes) for row in each.rows]
@@ -195,7 +202,7 @@ def rolled_out(groups: Sequence[Group], draws: Indices, epoch: int, *, limit: in
     first: dict[tuple[Any, ...], int] = {}
     each = len(episodes) // len(groups)
     keys = [
-        (number // each, own.tobytes(), row.drawn.tobytes(), row.kept, float(totals[number]))
+        (number // each, own.tobytes(), row.drawn.tobytes(), row.kept, float(totals[number]), *episodes[number].so_far)
         for (number, row), own in zip(rows, ids, strict=True)
     ]
     drawn = np.stack([np.pad(row.drawn, (0, limit - len(row.drawn))) for _, row in rows])
@@ -207,6 +214,15 @@ def rolled_out(groups: Sequence[Group], draws: Indices, epoch: int, *, limit: in
     played = {name: torch.tensor([episode.counts[name] for episode in episodes]) for name in counted}
     if played:
         played["success"] = torch.tensor([right for group in groups for right in group.right])
+    by_turns: dict[str, Tensor] = {}
+    if by_turn:
+        rises = [np.diff([0.0, *one.so_far, total]) for one, total in zip(episodes, totals, strict=True)]
+        rises = [np.full(1, np.nan) if one.dropped else own for one, own in zip(episodes, rises, strict=True)]
+        most = max(map(len, rises))
+        padded_EK = np.stack([np.pad(own, (0, most - len(own)), constant_values=np.nan) for own in rises])
+        turns = [row.turns for _, row in rows if row.turns is not None]
+        turn_ST = np.stack([np.pad(own, (0, limit - len(own))) for own in turns])
+        by_turns = {"turn_ST": torch.from_numpy(turn_ST), "turn_rewards_EK": torch.from_numpy(padded_EK)}
     return Rollout(
         epoch=torch.tensor([epoch]),
         draws_P=torch.from_numpy(np.array(draws, dtype=np.int64)),
@@ -223,6 +239,7 @@ def rolled_out(groups: Sequence[Group], draws: Indices, epoch: int, *, limit: in
         kept_S=None if min(kept) < 0 else torch.tensor(kept),
         replaced=torch.tensor([replaced]),
         sampled_ST=torch.tensor(np.stack(sampled), dtype=torch.float32) if sampled else None,
+        **by_turns,
     )
 
 
@@ -578,7 +595,8 @@ class Rollouts(RolloutRows, Checkpointed):
                 groups[number] = group
             replaced += len(fresh)
         limit = self.config.max_new_tokens
-        return rolled_out(groups, draws, epoch, limit=limit, replaced=replaced)
+        by_turn = self.config.tools is not None and self.config.tools.credit == "turn"
+        return rolled_out(groups, draws, epoch, limit=limit, replaced=replaced, by_turn=by_turn)
 
     def _groups(self, prompts: Indices, *, key: Sequence[int]) -> list[Group]:
         each, limit = self.config.answers, self.config.max_new_tokens
@@ -666,6 +684,11 @@ def advantage(rollout: Rollout, config: ReinforceConfig) -> Tensor:
     if settings.kl == "reward" and beta:
         assert rollout.old_ST is not None and rollout.reference_ST is not None
         loss_ST = beta * (rollout.old_ST.double() - rollout.reference_ST.double()).masked_fill(~mask_ST, 0)
+    if rollout.turn_ST is not None:
+        assert rollout.turn_rewards_EK is not None
+        scaled, groups = settings.baseline == "group_scaled", rollout.turn_rewards_EK.split(rollout.each)
+        value_EK = torch.cat([policy_losses.turn_advantages(each, scaled=scaled) for each in groups])
+        return value_EK[rollout.episode_S].gather(1, rollout.turn_ST).masked_fill(~mask_ST, 0)
     if settings.baseline == "batch":
         return policy_losses.whitened(
             rollout.total_S[:, None] - policy_losses.returns_to_come(loss_ST, mask_ST), mask_ST

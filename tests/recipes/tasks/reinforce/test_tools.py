@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 import workbench
 from tests import forked
-from workbench.errors import WorkbenchError
+from tests.stopping import stop_after
+from workbench.errors import Stopped, WorkbenchError
 from workbench.recipes.load import load
 from workbench.recipes.verbs import check, evaluate
 
@@ -138,6 +139,24 @@ def test_tells_episodes_turn_by_turn(trained: Path, recipe: Path) -> None:
     assert found["reward"] == pytest.approx(scores["after"]["reward"], abs=1e-6)
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_turns_with_rewards_of_their_own_are_learnt_also_after_a_stop(recipe: Path, tmp_path: Path) -> None:
+    """By a model that was taught short answers; it stops between two updates on one rollout."""
+    rows = recipe.parent / "prompts.jsonl"
+    words = ["reinforce.tools.credit=turn", "reinforce.temperature=2", f"reinforce.warm_up={rows}", "train.steps=2"]
+    whole = run(recipe, tmp_path / "whole", *words)
+    mine, plain = told(whole)[0], told(run(recipe, tmp_path / "plain", *words, "reinforce.tools.credit=episode"))[0]
+    assert mine["reward[mean]"] == plain["reward[mean]"] and mine["episodes[turns]"] > 1
+    assert 0 < mine["grad_norm"] != plain["grad_norm"]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        stop_after(patch, 1)
+        run(recipe, tmp_path / "run", *words)
+    assert told(workbench.run(recipe, words, out=tmp_path / "run", resume=True, quiet=True)) == told(whole)
+    adapters = [load_file(each / "adapter" / "adapter_model.safetensors") for each in (whole, tmp_path / "run")]
+    assert all(torch.equal(value, adapters[1][name]) for name, value in adapters[0].items())
+
+
 @pytest.mark.slow
 def test_killed_in_a_call_it_goes_on_with_the_same_bits(
     trained: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,6 +184,22 @@ def test_killed_in_a_call_it_goes_on_with_the_same_bits(
         (["reinforce.method=online_dpo"], "online_dpo compares two whole answers, and episodes"),
         (["reinforce.tools.environment=null"], "rewards: recipe reinforce learns from rewards"),
         (["reinforce.tools.environment=null", "reinforce.tools.failed=drop"], "failed is for an environment"),
+        (
+            ["reinforce.tools.credit=turn", "reinforce.method=rloo"],
+            "baseline is leave_one_out. Write reinforce.baseline=",
+        ),
+        (
+            ["reinforce.tools.credit=turn", "reinforce.method=gspo"],
+            "normalise=mean_ratio takes an answer as one action",
+        ),
+        (
+            ["reinforce.tools.credit=turn", "reinforce.kl=reward"],
+            "credit=turn has one for each turn. Write reinforce.kl",
+        ),
+        (
+            ["reinforce.tools.credit=turn", "reinforce.tools.environment=null", "rewards=[{{kind: number}}]"],
+            "credit=turn asks the environment .* there is no environment",
+        ),
         (["reinforce.tools.turns=0"], "reinforce.tools.turns.*greater than or equal to 1"),
         (["reinforce.tools.memory=some"], "reinforce.tools.memory"),
         (["reinforce.tools.time=1"], "reinforce.tools.time: unknown key"),

@@ -29,10 +29,11 @@ from workbench.evaluation.generation import AnswerSampler
 from workbench.evaluation.rewards.reward_sum import RowJudge
 from workbench.evaluation.tools.episodes import EpisodePlayer
 from workbench.evaluation.tools.toolbox import Toolbox
+from workbench.losses import policy_losses
 from workbench.models import output_heads
 from workbench.recipes.tasks.reinforce.reinforce_run import RowPlayer
 from workbench.training.reinforcement import objective
-from workbench.training.reinforcement.rollouts import Rollouts
+from workbench.training.reinforcement.rollouts import Rollout, Rollouts
 
 FILE = '''
 def weather(city: str) -> str:
@@ -246,6 +247,37 @@ def test_turns_that_a_template_rewrites_are_rows_of_their_own(
     assert now.old_ST is not None and now.sampled_ST is not None
     torch.testing.assert_close(now.old_ST[now.mask_ST], now.sampled_ST[now.mask_ST], atol=1e-5, rtol=0)
     assert now.rewards["turns"].tolist() == [2.0] * 4 and now.total_E.tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("template", ["qwen2_5", "qwen3"])
+def test_a_turn_is_learnt_by_what_the_reward_rose_by(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, template: str
+) -> None:
+    """One of two episodes goes on for a turn more, also where the template writes turns as rows of their own."""
+
+    def script(context: str, answer: int) -> str:
+        thought = "<think>\nHm.\n</think>\n\n" if template == "qwen3" else ""
+        return f"{thought}4<|im_end|>" if answer == 0 or "Why?" not in context else "4" * 300
+
+    tools = {"environment": "Quiz", "turns": 3, "credit": "turn"}
+    now = episodes(tmp_path, tokenizer, template_of(template), script, tools=tools).now
+    assert now.turn_ST is not None and now.turn_rewards_EK is not None and now.advantage_ST is not None
+    assert len(now.episode_S) == (8 if template == "qwen3" else 4)
+    assert now.turn_rewards_EK.shape[1] == 2 and now.played["turns"].tolist() == [2] * 4
+    torch.testing.assert_close(now.turn_rewards_EK.nansum(1), now.total_E)
+    assert now.turn_rewards_EK[:, 0].tolist() == [1.0] * 4  # an observation each
+    value_EK = torch.cat([policy_losses.turn_advantages(each, scaled=True) for each in now.turn_rewards_EK.split(2)])
+    assert value_EK.abs().min() > 0
+    for slot, episode in enumerate(now.episode_S.tolist()):
+        own = now.advantage_ST[slot][now.mask_ST[slot]].tolist()
+        assert own == [float(value_EK[episode, turn]) for turn in now.turn_ST[slot][now.mask_ST[slot]]]
+    turns = [now.turn_ST[slot][now.mask_ST[slot]] for slot in range(len(now.episode_S))]
+    assert all(
+        {*torch.cat([own for own, e in zip(turns, now.episode_S, strict=True) if e == n]).tolist()} == {0, 1}
+        for n in range(4)
+    )
+    again = Rollout.from_state(now.state())
+    assert again.turn_rewards_EK is now.turn_rewards_EK and again.turn_ST is now.turn_ST
 
 
 def test_mistakes_of_the_model_are_answered(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
