@@ -20,7 +20,7 @@ from workbench.adapters.combine import Saved, Updates
 from workbench.adapters.soups import Chooser, Weights
 from workbench.config import RunConfig
 from workbench.data.batching import evenly_spaced
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, Stopped
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.single.single_run import SingleRun
 from workbench.recipes.task import implementation
@@ -70,8 +70,11 @@ class HeldOutJudge:
     """
 
     def __init__(self, config: RunConfig, folder: Path, callback: Callback) -> None:
-        self.config = config
-        self.single = _begun(config, folder, callback)
+        evaluate = config.evaluate
+        if config.task.score == "loss":  # which answers leave as it is
+            evaluate = evaluate.model_copy(update={"answers": 0})
+        self.config = config.model_copy(update={"evaluate": evaluate})
+        self.single = _begun(self.config, folder, callback)
         self.model = self.single.load()
         self.factors: dict[tuple[str, str], Tensor] = {}
         for name, parameter in self.model.model.named_parameters():
@@ -101,7 +104,11 @@ def choose(
     trials: int,
     callback: Callback,
 ) -> WeightChoice:
-    """Weights of the sum of adapters by their scores on held-out rows, and the scores of what is written."""
+    """Weights of the sum of adapters by their scores on held-out rows, and the scores of what is written.
+
+    Raises:
+        Stopped: On request, between two trials.
+    """
     facts, count = judge.config.task, len(saved)
     names = [each.folder.parent.name for each in saved]
     tried: list[tuple[Weights, float]] = []
@@ -111,6 +118,8 @@ def choose(
         return combine.weighted_sum([each for each, _ in used], [weight for _, weight in used])
 
     def worth(weights: Weights) -> float:
+        if callback.stop_requested():
+            raise Stopped(f"Stopped after {len(tried)} trials; nothing was written.")
         score = judge.score(total(weights))
         tried.append((weights, score))
         parts = ", ".join(f"{weight:.3g} {name}" for weight, name in zip(weights, names, strict=True) if weight)

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 import workbench
 from workbench.adapters import combine
 from workbench.cli.verbs import app
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, Stopped
 from workbench.runs import files, run_directory
+from workbench.training.callbacks import Silent
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -29,7 +30,7 @@ adapter: {{method: lora, rank: 2, alpha: 4}}
 data: {{train: {rows}, held_out: 0.2, test: {test}}}
 batch: {{size: 8}}
 train: {{steps: 10, learning_rate: 0.01}}
-evaluate: {{every: null, answers: 0}}
+evaluate: {{every: null, answers: 2, max_new_tokens: 4}}
 """
 
 
@@ -47,6 +48,11 @@ def runs(short_stories: str, questions: Path, tmp_path: Path) -> list[Path]:
     noisy = {name: 0.2 * torch.randn(each.shape, generator=generator) for name, each in load_file(weights).items()}
     save_file(noisy, weights, metadata={"format": "pt"})
     return [noise, learnt]
+
+
+class _Impatient(Silent):
+    def stop_requested(self) -> bool:
+        return True
 
 
 def _noted(run: Path) -> dict[str, Any]:
@@ -118,6 +124,9 @@ def test_what_cannot_be_scored_is_refused(runs: list[Path], tmp_path: Path) -> N
     refused("--trials 9: .* with --weights search", runs, by="soup", trials=9)
     refused("--density 0.5", runs, by="soup", density=0.5)
     refused("is read as it was trained", runs, overrides=["data.held_out=x.jsonl"], weights=(1, 1))
+    with pytest.raises(Stopped, match="Stopped after 0 trials; nothing was written"):
+        workbench.combine(runs, by="soup", out=out, callback=_Impatient())
+    assert not out.exists()
     config = (two / "config.yaml").read_text()
     (two / "config.yaml").write_text(config.replace("recipe: sft", "recipe: mlm"))
     refused("of recipe mlm", runs, by="soup")
