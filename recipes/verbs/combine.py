@@ -161,7 +161,9 @@ def combine_runs(
                 f"{sources[0]} is of recipe={judged.recipe}, whose one adapter learnt all rows and has none held out. "
                 "Combine runs of its task, or write --by sum and --weights."
             )
-        if not any(word.startswith(ROWS[0]) for word in others):
+        if any(word.startswith(ROWS[0]) for word in others):
+            held_out_judge.require_unseen(sources, configs, str(judged.data.held_out), callback)
+        else:
             held_out_judge.require_same_rows(sources, configs, callback)
         choice = _chosen(chooser, judged, sources, saved, rank=rank, trials=trials or TRIALS, callback=callback)
         updates, total, weights = choice.updates, choice.total, choice.kept

@@ -20,7 +20,7 @@ from workbench.adapters.combine import Saved, Updates
 from workbench.adapters.soups import Chooser, Weights
 from workbench.config import RunConfig
 from workbench.data.batching import evenly_spaced
-from workbench.errors import ConfigError, Stopped
+from workbench.errors import ConfigError, DataError, Stopped
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.single.single_run import SingleRun
 from workbench.recipes.task import implementation
@@ -162,6 +162,20 @@ def require_same_rows(sources: Sequence[Path], configs: Sequence[RunConfig], cal
                 "scored on. Train them with one data.held_out=FILE, or one data.train and data.seed; or name rows that "
                 "none of them saw: data.held_out=FILE."
             )
+
+
+def require_unseen(sources: Sequence[Path], configs: Sequence[RunConfig], held_out: str, callback: Callback) -> None:
+    """Refuse held-out rows that one of the runs learnt from."""
+    for source, config in zip(sources, configs, strict=True):
+        data = config.data.model_copy(update={"held_out": held_out, "overlap": "auto", "test": None})
+        try:
+            with TemporaryDirectory() as aside:
+                _begun(config.model_copy(update={"data": data}), Path(aside), callback)
+        except DataError as error:
+            raise ConfigError(
+                f"{source}: {str(error).partition('  Write data.overlap')[0].strip()} Name rows as data.held_out that "
+                "none of the runs learnt."
+            ) from None
 
 
 def _asked(config: RunConfig) -> RunConfig:

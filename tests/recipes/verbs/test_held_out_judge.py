@@ -124,6 +124,8 @@ def test_what_cannot_be_scored_is_refused(runs: list[Path], tmp_path: Path) -> N
     refused("--trials 9: .* with --weights search", runs, by="soup", trials=9)
     refused("--density 0.5", runs, by="soup", density=0.5)
     refused("is read as it was trained", runs, overrides=["data.held_out=x.jsonl"], weights=(1, 1))
+    learnt = f"data.held_out={shutil.copy(tmp_path / 'questions.jsonl', tmp_path / 'copy.jsonl')}"
+    refused("training rows are also in .* Name rows as data.held_out that none", runs, overrides=[learnt], by="soup")
     with pytest.raises(Stopped, match="Stopped after 0 trials; nothing was written"):
         workbench.combine(runs, by="soup", out=out, callback=_Impatient())
     assert not out.exists()
