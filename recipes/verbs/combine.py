@@ -161,6 +161,12 @@ def combine_runs(
                 f"{sources[0]} is of recipe={judged.recipe}, whose one adapter learnt all rows and has none held out. "
                 "Combine runs of its task, or write --by sum and --weights."
             )
+        for source, config in zip(sources, configs, strict=True):
+            if config.task != judged.task:
+                raise ConfigError(
+                    f"{source} is of recipe {config.recipe}, and {sources[0]} of {judged.recipe}, which score rows in "
+                    "other ways. Choose weights among runs of one recipe, or write them: --by sum --weights 0.5,0.5."
+                )
         if any(word.startswith(ROWS[0]) for word in others):
             held_out_judge.require_unseen(sources, configs, str(judged.data.held_out), callback)
         else:

@@ -132,5 +132,7 @@ def test_what_cannot_be_scored_is_refused(runs: list[Path], tmp_path: Path) -> N
     config = (two / "config.yaml").read_text()
     (two / "config.yaml").write_text(config.replace("recipe: sft", "recipe: mlm"))
     refused("of recipe mlm", runs, by="soup")
+    (two / "config.yaml").write_text(config.replace("recipe: sft", "recipe: prefer"))
+    refused("of recipe prefer, and .* of sft, which score rows in other ways", runs, weights="search")
     (two / "config.yaml").write_text(config.replace(run_directory.read_config(one).model.id, "starter"))
     refused("Combine runs over one backbone", runs, by="greedy-soup")
