@@ -119,7 +119,7 @@ class SupportMatrix:
         versions = ", ".join(f"{name} {metadata.version(name)}" for name in VERSIONS)
         yield f"{len(self.results):,} tests: {told}. {versions}, Python {platform.python_version()}, on a CPU."
         yield "## Methods, families and weights"
-        yield f"Six signs in each cell, one for each format of the backbone's weights: {', '.join(WEIGHTS)}."
+        yield f"A sign in each cell for each format of the backbone's weights, in this order: {', '.join(WEIGHTS)}."
         groups = {
             "Pictures": [each for each in families if each in PICTURES],
             "Encoders and encoder-decoders": [each for each in families if "-" in each or each == "T5"],

@@ -26,6 +26,8 @@ PAGES = (
 )
 _TABLE_ROW = re.compile(r"^\|.*$", re.MULTILINE)
 _CODE = re.compile(r"`[^`]+`")
+_TO_TESTS = re.compile(r"\[([^\]]+)\]\((?:\.\./)*tests/[^)]+\)")
+"""A link to tests, which the site does not have."""
 
 
 def pages() -> list[Path]:
@@ -118,7 +120,7 @@ def assemble(docs: Path, source: Path) -> None:
     for page in pages():
         target = docs / page
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(_TABLE_ROW.sub(_plain_bars, (ROOT / page).read_text()))
+        target.write_text(_TO_TESTS.sub(r"\1", _TABLE_ROW.sub(_plain_bars, (ROOT / page).read_text())))
     for notebook in ROOT.glob("scripts/*/*.ipynb"):  # a file to fetch from the site
         shutil.copyfile(notebook, docs / notebook.relative_to(ROOT))
     (docs / "reference").mkdir()

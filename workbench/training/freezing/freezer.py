@@ -44,9 +44,8 @@ class Freezer:
     ) -> None:
         self.model, self.backbone, self.policy = model, backbone, policy
         self.blocks = [backbone.get_submodule(path) for path in layers.blocks]
-        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self._seed = seed
-        self.layers = {name: layers.of(name) for name in self._parameters}
+        self.layers = {name: layers.of(name) for name, each in model.named_parameters() if each.requires_grad}
         """Layer of each parameter that the method lets train, by name."""
         heads = anatomy.fresh_heads(backbone)
         self.fresh = frozenset(name for name in self.layers if any(f".{head}." in f".{name}" for head in heads))
@@ -99,8 +98,8 @@ class Freezer:
 
     def _apply(self) -> None:
         self.frozen = frozenset(name for name, layer in self.layers.items() if not self.plan.trains[layer])
-        for name, parameter in self._parameters.items():
-            parameter.requires_grad_(name not in self.frozen)
+        for name in self.layers:  # asked each time: a layout that cuts weights puts others in their place
+            self.model.get_parameter(name).requires_grad_(name not in self.frozen)
 
 
 def attach(
