@@ -98,8 +98,9 @@ class Freezer:
 
     def _apply(self) -> None:
         self.frozen = frozenset(name for name, layer in self.layers.items() if not self.plan.trains[layer])
-        for name in self.layers:  # asked each time: a layout that cuts weights puts others in their place
-            self.model.get_parameter(name).requires_grad_(name not in self.frozen)
+        for name, weight in self.model.named_parameters():  # asked each time: layouts that cut weights replace them
+            if name in self.layers:
+                weight.requires_grad_(name not in self.frozen)
 
 
 def attach(
