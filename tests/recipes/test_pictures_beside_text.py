@@ -161,6 +161,67 @@ def test_preferences_cost_the_same_in_any_micro_batch(words: list[str], rows: Pa
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
 
 
+REDNESS = """
+from PIL import Image
+
+def reward(answers):
+    \"\"\"Vowels where the picture is red, other letters where it is not.\"\"\"
+    return [_one(each.text, each.row["image"]) for each in answers]
+
+def _one(text, name):
+    vowels = sum(letter in "aeiou" for letter in text) / (1 + len(text))
+    return vowels if Image.open(FOLDER + name).getpixel((0, 0))[0] > 99 else 1 - vowels
+"""
+
+
+def test_reinforcement_over_prompts_with_pictures(words: list[str], rows: Path, tmp_path: Path) -> None:
+    reward, asked = tmp_path / "redness.py", rows.with_name("asked.jsonl")
+    reward.write_text(REDNESS.replace("FOLDER", repr(f"{rows.parent}/pictures/")))
+    asked.write_text("".join(f"{line}\n" for line in rows.read_text().splitlines() if "image" in line))
+    recipe = tmp_path / "recipe.yaml"  # JSON is YAML
+    recipe.write_text(
+        json.dumps(
+            {
+                "recipe": "reinforce",
+                "model": {"id": words[0].removeprefix("model.id="), "weights": "float32"},
+                "adapter": {"method": "lora", "rank": 4},
+                "data": {"train": str(asked), "held_out": 0.25},
+                "image": {"folder": "pictures"},
+                "rewards": [{"file": str(reward)}],
+                "reinforce": {"answers": 4, "max_new_tokens": 5, "updates": 2, "beta": 0.1},
+                "batch": {"size": 4},
+                "train": {"steps": 4, "learning_rate": 1e-2},
+                "evaluate": {"every": None, "answers": 4},
+                "save": {"every": 3},
+            }
+        )
+    )
+    whole = workbench.run(recipe, out=tmp_path / "whole", quiet=True)
+    first = [line for line in metrics_log.read(whole) if "loss" in line]
+    assert abs(first[0]["update[kl]"]) < 1e-10, "the first update sees what was drawn"
+    cut = workbench.run(recipe, ["batch.tokens_per_device=40"], out=tmp_path / "cut", quiet=True)
+    assert [line["loss"] for line in metrics_log.read(cut) if "loss" in line] == pytest.approx(
+        [line["loss"] for line in first], abs=1e-5
+    )
+    half = tmp_path / "half"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        stop_after(patch, 3)  # between the updates of a rollout
+        workbench.run(recipe, out=half, quiet=True)
+    workbench.run(recipe, out=half, quiet=True, resume=True)
+    adapters = [load_file(each / "adapter" / "adapter_model.safetensors") for each in (whole, half)]
+    assert all(np.array_equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+    assert workbench.evaluate(whole, trust=True)["reward"] == pytest.approx(
+        json.loads((whole / "scores.json").read_text())["after"]["reward"], abs=1e-5
+    )
+    table = pd.read_parquet(whole / "predictions.parquet")
+    assert not table["prompt"].str.contains("<image>").any()
+    assert (whole / "report.html").read_text().count("data:image/") == len(table)
+    inspected = workbench.check(recipe)
+    assert ("[picture: 4 tokens]", False) in [piece for _, shown in inspected.examples for piece in shown]
+    with pytest.raises(ConfigError, match=r"reinforce.rollouts.url takes rows for tokens alone"):
+        workbench.check(recipe, ["reinforce.rollouts={url: 'http://127.0.0.1:9/v1', id: teacher}"])
+
+
 def test_a_reward_depends_on_the_picture(words: list[str], rows: Path, tmp_path: Path) -> None:
     model = save("gemma3", tmp_path / "gemma3", mixed=True)
     own = [each for each in words if not each.startswith("evaluate")]

@@ -19,9 +19,10 @@ from workbench.adapters import anatomy
 from workbench.config import DataConfig, ModelConfig
 from workbench.config.sections.image_config import ImageConfig
 from workbench.data.packing import PACKED
-from workbench.data.text import tokenized
+from workbench.data.text import generated_answers, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.evaluation.generation import AnswerSampler
 from workbench.models import backbones, output_heads
 from workbench.models.picture_features import PictureFeatures, can_keep
 from workbench.models.picture_processor import PictureProcessor
@@ -136,6 +137,22 @@ def test_rows_cost_the_same_in_any_micro_batch(family: Family) -> None:
     assert _summed(family, [2, 0, 1]).item() == pytest.approx(alone, rel=1e-5)
     if family.processor.packs:
         assert _summed(family, [0, 1, 2], packed=True).item() == pytest.approx(alone, rel=1e-5)
+
+
+def test_answers_are_drawn_as_the_stock_model_would(family: Family) -> None:
+    rows = [family.rows[number] for number in range(len(family.rows))]
+    asked = [row.input_ids[: int(np.flatnonzero(row.supervised)[-1]) - 3] for row in rows]
+    draws = [generated_answers.sampling_numbers([7, number], answers=2, tokens=4) for number in range(len(rows))]
+    sampler = AnswerSampler(family.model, known=200, stop=[], temperature=1.0, processor=family.processor)
+    for batch in ([0, 1, 2], [1]):
+        told = sampler.scored([asked[n] for n in batch], [draws[n] for n in batch], [rows[n].pictures for n in batch])
+        for number, answer in ((n, answer) for n, group in zip(batch, told, strict=True) for answer in group):
+            ids_1L = torch.from_numpy(np.concatenate([asked[number], answer.ids]))[None]
+            inputs = family.processor.inputs(ids_1L, [rows[number].pictures])
+            with torch.no_grad():
+                logits_LV = family.stock(input_ids=ids_1L, **inputs).logits[0, -5:-1, :200]
+            wanted = logits_LV.double().log_softmax(-1).gather(1, torch.from_numpy(answer.ids)[:, None])[:, 0]
+            assert answer.log_probs == pytest.approx(wanted.numpy(), abs=1e-5)
 
 
 def test_pictures_carry_no_loss_and_count(family: Family) -> None:

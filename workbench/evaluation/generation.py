@@ -90,10 +90,6 @@ def generate(
             return torch.full((len(input_ids),), halt(), device=input_ids.device)
 
         settings["stopping_criteria"] = StoppingCriteriaList([halted])
-    if read is not None:
-        for module in model.modules():
-            if getattr(module, "rope_deltas", None) is not None:
-                vars(module)["rope_deltas"] = None  # by which pictures of an earlier batch moved its positions
     with _contiguous_for_head(model):
         if isinstance(model, PeftModelForCausalLM):
             kind = model.active_peft_config.peft_type
@@ -191,10 +187,20 @@ class AnswerSampler:
         model: With its adapter, if it has any.
         known: Size of the tokenizer's vocabulary.
         stop: Tokens that end an answer.
+        processor: Reads the pictures of prompts.
     """
 
-    def __init__(self, model: nn.Module, *, known: int, stop: Sequence[int], temperature: float) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        known: int,
+        stop: Sequence[int],
+        temperature: float,
+        processor: MediaProcessor | None = None,
+    ) -> None:
         self._model, self._known, self._stop, self._temperature = model, known, list(stop), temperature
+        self._processor = processor
         self._backbone: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         # Whether later tokens of a prompt decide what its first ones compute (activated LoRA).
         self._invoked = isinstance(model, PeftModel) and bool(
@@ -213,21 +219,29 @@ class AnswerSampler:
         most = 1 if self._virtual else capacity.forward_tokens(self._backbone.device, width=width)
         return list(micro_batches(np.arange(len(prompts)), lengths, tokens=most))
 
-    def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
+    def answer(
+        self, prompts: Sequence[Indices], draws: Sequence[Floats], pictures: Sequence[str] = ()
+    ) -> list[list[Indices]]:
         """Answers to each prompt, each up to and including a stop token, or T tokens long. `draws`: random numbers (G,
-        T) of the answers to each prompt."""
-        return self._answered(prompts, draws, _SamplingProcessor(draws, self._temperature, known=self._known))
+        T) of the answers to each prompt. `pictures`: names those of each prompt, where there is a processor."""
+        return self._answered(prompts, draws, _SamplingProcessor(draws, self._temperature, known=self._known), pictures)
 
-    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
+    def scored(
+        self, prompts: Sequence[Indices], draws: Sequence[Floats], pictures: Sequence[str] = ()
+    ) -> list[list[SampledAnswer]]:
         processor = _SamplingProcessor(draws, self._temperature, known=self._known)
         processor.log_probs = []
-        answers = self._answered(prompts, draws, processor)
+        answers = self._answered(prompts, draws, processor, pictures)
         each_T = iter(torch.stack(processor.log_probs, dim=1).cpu().numpy())
         return [[SampledAnswer(ids, next(each_T)[: len(ids)]) for ids in group] for group in answers]
 
     @torch.no_grad()
     def _answered(
-        self, prompts: Sequence[Indices], draws: Sequence[Floats], processor: _SamplingProcessor
+        self,
+        prompts: Sequence[Indices],
+        draws: Sequence[Floats],
+        processor: _SamplingProcessor,
+        pictures: Sequence[str],
     ) -> list[list[Indices]]:
         each, most = draws[0].shape
         settings = generation_config(self._stop, max_new_tokens=most)
@@ -235,19 +249,23 @@ class AnswerSampler:
         with plain(self._model, self._backbone):
             inputs = padded_on_the_left(prompts, device=self._backbone.device)
             reads = min(map(len, prompts)) > 1 and not (self._virtual or self._invoked)
-            output = generate(
-                self._model,
-                {name: tensor.repeat_interleave(each, dim=0) for name, tensor in inputs.items()},
-                settings,
-                processor=processor,
-                read=self._read(inputs, each) if reads else None,
-            )
+            read = self._read(inputs, each, pictures) if reads else None
+            repeated = {name: tensor.repeat_interleave(each, dim=0) for name, tensor in inputs.items()}
+            if read is None:
+                repeated |= self._seen(repeated["input_ids"], [key for key in pictures for _ in range(each)])
+            output = generate(self._model, repeated, settings, processor=processor, read=read)
         answers = [answer_of(ids, self._stop) for ids in output[:, inputs["input_ids"].shape[1] :].cpu().numpy()]
         return [answers[start : start + each] for start in range(0, len(answers), each)]
 
-    def _read(self, inputs: dict[str, Tensor], each: int) -> Cache | None:
+    def _seen(self, ids_BL: Tensor, pictures: Sequence[str]) -> dict[str, Tensor]:
+        """Arguments of the model for the pictures of prompts."""
+        found = self._processor.inputs(ids_BL.cpu(), pictures) if self._processor is not None and pictures else {}
+        return {name: tensor.to(ids_BL.device) for name, tensor in found.items()}
+
+    def _read(self, inputs: dict[str, Tensor], each: int, pictures: Sequence[str]) -> Cache | None:
         """The cache of all tokens but the last, repeated `each` times; None where a layer caches something else."""
         shorter = {name: tensor[:, :-1] for name, tensor in inputs.items()}
+        shorter |= self._seen(shorter["input_ids"], pictures)
         once = GenerationConfig(
             max_new_tokens=1, do_sample=False, use_cache=True, return_dict_in_generate=True, pad_token_id=0
         )
@@ -256,6 +274,9 @@ class AnswerSampler:
         if not (isinstance(cache, Cache) and all(isinstance(layer, DynamicLayer) for layer in cache.layers)):
             return None
         cache.batch_repeat_interleave(each)
+        for module in self._backbone.modules():
+            if (moved := getattr(module, "rope_deltas", None)) is not None:  # by which pictures moved later positions
+                vars(module)["rope_deltas"] = moved.repeat_interleave(each, dim=0)
         return cache
 
 
@@ -480,7 +501,7 @@ def complete_ids(
     max_new_tokens: int,
     scoring: ModelResults | None = None,
 ) -> list[list[int]]:
-    """The same as ids, up to and including the first one of `stop`."""
+    """The same of prompts without pictures as ids, up to and including the first one of `stop`."""
 
     def ended(ids: Indices) -> list[int]:
         return [int(each) for each in answer_of(ids, stop)]

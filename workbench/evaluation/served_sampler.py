@@ -140,11 +140,15 @@ class ServedSampler:
         """One batch of all prompts: the server batches them itself."""
         return [np.arange(len(prompts))]
 
-    def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
+    def answer(
+        self, prompts: Sequence[Indices], draws: Sequence[Floats], pictures: Sequence[str] = ()
+    ) -> list[list[Indices]]:
         """G answers to each prompt, up to and including a stop token or T tokens long, as its draws (G, T) say."""
         return [[one.ids for one in group] for group in self.scored(prompts, draws)]
 
-    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
+    def scored(
+        self, prompts: Sequence[Indices], draws: Sequence[Floats], pictures: Sequence[str] = ()
+    ) -> list[list[SampledAnswer]]:
         """The same answers, with the log-probabilities that the server sampled them with; raises as `asked`."""
         many = max(1, AT_ONCE // len(draws[0]))
         threads = ThreadPoolExecutor(min(many, len(prompts)))

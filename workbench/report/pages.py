@@ -282,10 +282,10 @@ def _samples(predictions: pd.DataFrame, pictures: pd.DataFrame) -> list[tuple[st
     worst, rest = rest[::-1][:SAMPLES], rest[: max(0, len(rest) - SAMPLES)]
     others = random.Random(0).sample(rest, min(SAMPLES, len(rest)))
     groups = [("Best answers", best), ("Worst answers", worst), ("Answers picked at random", others)]
-    album = picture_section.Album()
-    own = {} if pictures.empty else pictures.groupby("row")["jpeg"].agg(list).to_dict()
-    for row in [*best, *worst, *groups[-1][1]]:
-        row["pictures"] = [each for jpeg in own.get(row["row"], ()) if (each := album.picture(jpeg)) is not None]
+    shown = [*best, *worst, *groups[-1][1]]
+    beside = picture_section.beside_rows(pictures, [row["row"] for row in shown])
+    for row in shown:
+        row["pictures"] = beside[row["row"]]
     return [(title, group) for title, group in groups if group]
 
 

@@ -148,6 +148,15 @@ class Album:
         return self.pictures[-1]
 
 
+def beside_rows(table: pd.DataFrame, places: Iterable[str]) -> dict[str, list[Picture]]:
+    """The pictures of some rows of text, by their places; the first ones, where the page is full."""
+    album = Album()
+    own = {} if table.empty else table.groupby("row")["jpeg"].agg(list).to_dict()
+    return {
+        place: [each for jpeg in own.get(place, ()) if (each := album.picture(jpeg)) is not None] for place in places
+    }
+
+
 def pictured(run: RunRecord) -> PictureSection | None:
     """The section; None where the run kept no pictures or made no predictions."""
     table, stored = run.labelled, run.pictures

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from workbench.report import picture_section
+from workbench.report.picture_section import Picture
 from workbench.report.plots import STEP, Axis, Plot, Series, draw, floats, lines
 from workbench.report.run_record import RunRecord
 from workbench.runs import score_files, units
@@ -81,6 +83,8 @@ class RowTable(NamedTuple):
     title: str
     columns: list[str]
     rows: list[list[str]]
+    pictures: Mapping[str, Sequence[Picture]] = {}
+    """Of rows, by their places, which stand in a cell."""
 
 
 def rows(run: RunRecord) -> RowTable | None:
@@ -95,7 +99,8 @@ def rows(run: RunRecord) -> RowTable | None:
     if run.reinforces:
         names = ["row", "prompt", "before", "after", "reward_before", "reward_after"]
         first = table.sort_values("reward_after", kind="stable").head(SHOWN)
-        return _row_table(f"Answers with the lowest rewards: {len(first):,} of {len(table):,}", first, names)
+        listed = _row_table(f"Answers with the lowest rewards: {len(first):,} of {len(table):,}", first, names)
+        return listed._replace(pictures=picture_section.beside_rows(run.pictures, first["row"]))
     return _wrong_tags(table) if run.tags else None
 
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from workbench.adapters.method import plain_lora
 from workbench.config.sections.run_sections import RunSections
-from workbench.config.task_facts import TaskFacts, register
+from workbench.config.task_facts import BY_PROCESSOR, TaskFacts, register
 
 _OF_ROWS = ("sampling", "curriculum", "length_warm_up", "augment", "clean", "decontaminate", "drop_suspects")
 """Keys of `data` that are for rows with an answer, or order them by it."""
@@ -123,12 +123,14 @@ FACTS = register(
         uncached="writes new answers in each step",
         likelihoods="compares them as they are",
         generates_rows=True,
+        pictured=True,
+        refuses=BY_PROCESSOR,
         devices=True,
         cut=lambda config: "writes with the whole model, and zero=3 and fsdp2 cut it",
         tensor="writes with the whole model",
         pipeline="writes with the whole model",
         one_device_scores="has its answers judged by rewards, on one device",
-        sections=("rewards", "reinforce"),
+        sections=("rewards", "reinforce", "image"),
         check=_check,
         start="reinforce",
         report="reinforcement",

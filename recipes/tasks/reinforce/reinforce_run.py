@@ -30,7 +30,7 @@ from workbench.data.text.prompts import PromptEncoder, sampled_prompts
 from workbench.data.text.tokenized_set import TokenizedSet, require_ends
 from workbench.data.text.tool_calls import CallReader
 from workbench.errors import ConfigError
-from workbench.evaluation import GeneratedAnswer, rewards
+from workbench.evaluation import GeneratedAnswer, generation, rewards
 from workbench.evaluation.forward_passes import ModelResults, stored_results
 from workbench.evaluation.generation import AnswerSampler
 from workbench.evaluation.rewards.reward_sum import RowJudge
@@ -96,6 +96,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
         tools.start()
     data = tokenized.load(config.data, tokenizer, prompt_encoder(template, tools), seed=config.seed)
     require_ends(data)
+    text_run.require_whole_pictures(config, data.train)
     train = sampled_prompts(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = [RolloutRows(split, config.reinforce) for split in data if split is not None]
@@ -183,7 +184,8 @@ class ReinforceRun(StartedRun):
         stop = live.stop if player is None else player.player.stop
         sampler: SamplesAnswers
         if self.server is None:
-            sampler = AnswerSampler(live.model, known=known, stop=stop, temperature=temperature)
+            processor = self.data.train.processor
+            sampler = AnswerSampler(live.model, known=known, stop=stop, temperature=temperature, processor=processor)
         else:
             sampler = rollout_server.sampler(self.server, self.config, self.run, live, known=known)
         if section.start is None:
@@ -218,7 +220,7 @@ class ReinforceRun(StartedRun):
                 entropy_N = preference_objective.entropies(hidden_ND, head, section.temperature)
             return objective(log_p_N, batch.labels_N, rows=batch.rows, scale=scale, entropy_N=entropy_N)
 
-        return TrainingSignal(rows, loss, known=False, reads_packed=True, meter=objective.meter)
+        return TrainingSignal(rows, loss, known=False, reads_packed=self.packs(live), meter=objective.meter)
 
     def _judge(self, rows: TokenizedSet) -> RowJudge:
         return next(each for each in self.judges if each.table is rows.table)
@@ -232,12 +234,12 @@ class ReinforceRun(StartedRun):
     def sampled(self, live: ExportedModel) -> Sequence[GeneratedAnswer]:
         if not self.answers_samples:
             return ()
-        rows, judge = self.data.held_out, self._judge(self.data.held_out)
+        rows = self.data.held_out
         order = np.random.default_rng(self.config.seed).permutation(len(rows))[: self.sample_count]
         prompts, episodes = self._episodes(live, rows, order, None)
         pairs = zip(order, prompts, episodes, strict=True)
         return [
-            GeneratedAnswer(rows.place(int(row)), judge.text(prompt), "", each.transcript)
+            GeneratedAnswer(rows.place(int(row)), self._shown(prompt), "", each.transcript)
             for row, prompt, each in pairs
         ]
 
@@ -282,11 +284,14 @@ class ReinforceRun(StartedRun):
         parts = zip(chosen, prompts, episodes, judge.total(named), lengths, strict=True)
         answers = [
             RewardedAnswer(
-                rows.place(int(row)), judge.text(prompt), each.transcript, float(reward), length, each.counts
+                rows.place(int(row)), self._shown(prompt), each.transcript, float(reward), length, each.counts
             )
             for row, prompt, each, reward, length in parts
         ]
         return answers, named
+
+    def _shown(self, prompt: Indices) -> str:
+        return generation.shown(self.tokenizer, prompt, self.data.train.processor).strip()
 
     def _chosen(self, rows: TokenizedSet) -> Indices:
         """Numbers of `evaluate.answers` prompts of each set, evenly spaced."""
@@ -309,7 +314,8 @@ class ReinforceRun(StartedRun):
         self, model: ExportedModel, rows: TokenizedSet, chosen: Indices, scoring: ModelResults | None
     ) -> tuple[list[Indices], list[Episode]]:
         """Chosen prompts, and greedy answers to them."""
-        prompts = [rows[int(row)].input_ids[:-1] for row in chosen]
+        asked = [rows[int(row)] for row in chosen]
+        prompts = [row.input_ids[:-1] for row in asked]
         stop = model.stop or evaluation.stop_tokens(self.tokenizer, self.data.train)
         most = self.config.reinforce.max_new_tokens
         if self.tools is not None:
@@ -325,9 +331,20 @@ class ReinforceRun(StartedRun):
 
             return prompts, player.play(rows.rows[chosen].tolist(), prompts, write)
         written = evaluation.complete(
-            model.model, prompts, self.tokenizer, stop=stop, max_new_tokens=most, scoring=scoring
+            model.model,
+            prompts,
+            self.tokenizer,
+            stop=stop,
+            max_new_tokens=most,
+            scoring=scoring,
+            pictures=[row.pictures for row in asked],
+            processor=rows.processor,
         )
         return prompts, [Episode((), False, text) for text in written]
+
+    def write_predictions(self, model: ExportedModel, outputs: Any, before: Mapping[str, Any]) -> None:
+        super().write_predictions(model, outputs, before)
+        self.write_pictures(each.place for each in outputs)
 
     def predictions(
         self, model: ExportedModel, rows: TokenizedSet, outputs: Any, before: Mapping[str, Any]

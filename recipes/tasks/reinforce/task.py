@@ -28,7 +28,7 @@ from workbench.evaluation.tools.episodes import EpisodePlayer
 from workbench.evaluation.tools.toolbox import Toolbox
 from workbench.models import backbones, exported
 from workbench.models.backbones import Loader
-from workbench.recipes.inspection import SHOWN, Inspection, unread
+from workbench.recipes.inspection import SHOWN, Inspection, pieces, unread
 from workbench.recipes.task import DryTask, RowFile, Scores, ScoringOptions
 from workbench.recipes.tasks.reinforce import reinforce_run, rollout_server
 from workbench.recipes.tasks.reinforce.reinforce_run import PlannedRollouts, ReinforceRun, RowPlayer
@@ -61,13 +61,15 @@ def _answered(
     if section.start is not None:
         model = adapters.load(backbone.model, Path(section.start).expanduser() / "adapter")
     chosen = evenly_spaced(len(train), SHOWN)
-    prompts = [train[int(row)].input_ids[:-1] for row in chosen]
+    prompts = [train[int(row)] for row in chosen]
     stop = evaluation.stop_tokens(tokenizer, train)
     player = None
     if tools is not None:
         player = EpisodePlayer(tools, template, tokenizer, stop=stop, limit=section.max_new_tokens)
         stop = player.stop
-    sampler = AnswerSampler(model, known=len(tokenizer), stop=stop, temperature=section.temperature)
+    sampler = AnswerSampler(
+        model, known=len(tokenizer), stop=stop, temperature=section.temperature, processor=train.processor
+    )
     numbers = [
         generated_answers.sampling_numbers([config.seed, int(row)], answers=ANSWERS, tokens=section.max_new_tokens)
         for row in chosen
@@ -79,16 +81,17 @@ def _answered(
         written = [one.ids for one in writer.answers(prompts)]
         named, texts = judge.named(table_rows, written), [judge.text(each) for each in written]
     else:
-        asked = [prompt for prompt in prompts for _ in range(ANSWERS)]
+        asked = [prompt.input_ids[:-1] for prompt in prompts for _ in range(ANSWERS)]
         episodes = RowPlayer(player, judge).play(table_rows, asked, writer.turns)
         named, texts = judge.of_episodes(table_rows, episodes), [each.transcript for each in episodes]
     totals = judge.total(named)
     shown: Shown = []
     for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
         each = ", ".join(f"{name} {values[number]:g}" for name, values in named.items())
-        prompt = str(tokenizer.decode(train[int(row)].input_ids[:-1]))
+        prompt = train[int(row)]
+        bare = prompt._replace(input_ids=prompt.input_ids[:-1], supervised=prompt.supervised[:-1])
         title = f"{train.place(int(row))}, reward {totals[number]:g} ({each})"
-        shown.append((title, [(prompt, False), (text or "(nothing)", True)]))
+        shown.append((title, [*pieces(bare, tokenizer, train.processor), (text or "(nothing)", True)]))
     return shown
 
 

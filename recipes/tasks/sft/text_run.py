@@ -6,7 +6,7 @@ Recipe sft teaches a causal or sequence-to-sequence model to answer, mlm an enco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -143,6 +143,8 @@ def require_whole_pictures(config: RunConfig, train: TokenizedSet) -> None:
         "distributed.sequence": own.sequence > 1,
         "distributed.tensor": own.tensor > 1,
         "freeze.policy": config.freeze.policy != "none" and config.freeze.cache != "off",
+        "reinforce.tools": config.reinforce.tools is not None,
+        "reinforce.rollouts.url": config.reinforce.rollouts.url is not None,
     }
     for key, is_on in wanted.items():
         if is_on:
@@ -353,12 +355,17 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     ) -> pd.DataFrame:
         return evaluation.answer_table(outputs.answers, before=before)
 
-    def write_predictions(self, model: ExportedModel, outputs: Any, before: Mapping[str, Any]) -> None:
-        super().write_predictions(model, outputs, before)
-        if isinstance(outputs, TextOutputs) and self.data.held_out.pictured:
+    def write_pictures(self, places: Iterable[str]) -> None:
+        """Keep the pictures of some held-out rows for the report."""
+        if self.data.held_out.pictured:
             from workbench.evaluation import thumbnails  # with OpenCV
 
-            thumbnails.write_beside_text(self.run.path, self.data.held_out, {each.place for each in outputs.answers})
+            thumbnails.write_beside_text(self.run.path, self.data.held_out, set(places))
+
+    def write_predictions(self, model: ExportedModel, outputs: Any, before: Mapping[str, Any]) -> None:
+        super().write_predictions(model, outputs, before)
+        if isinstance(outputs, TextOutputs):
+            self.write_pictures(each.place for each in outputs.answers)
         if isinstance(outputs, TextOutputs) and outputs.losses is not None:  # a task with answers of its own has none
             from workbench.evaluation import held_out_losses  # with pandas, 0.2 s that the first step need not wait for
 

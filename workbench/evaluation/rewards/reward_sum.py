@@ -28,9 +28,10 @@ from workbench.config.sections.rewards_config import (
     UnitTestReward,
     VoteReward,
 )
+from workbench.data import starter
 from workbench.data.batching import Indices, Row
 from workbench.data.rows import RawRow, excerpt
-from workbench.data.text import prompts, stepwise, tokenized
+from workbench.data.text import formats, prompts, stepwise, tokenized
 from workbench.data.text.chat import ChatEncoder, Encoded, truncate
 from workbench.data.text.formats import Example
 from workbench.data.text.generated_answers import Answer, Episode, Floats, answer_to
@@ -129,7 +130,12 @@ def _read_rewards(rater: Rater, answers: Sequence[Answer]) -> list[float]:
     model, template = rater.model, rater.model.template
     wholes = [_encoded(rater, answer) for answer in answers]
     cut = [truncate(whole, max_tokens=rater.max_tokens, side="left") for whole in wholes]
-    rows = [Row(np.asarray(each.input_ids), np.asarray(each.supervised)) for each in cut]
+    rows = [
+        Row(
+            np.asarray(each.input_ids), np.asarray(each.supervised), pictures=each.pictures.key if each.pictures else ""
+        )
+        for each in cut
+    ]
     device, combine = next(model.model.parameters()).device, reward_scores.AGGREGATES[rater.config.aggregate]
 
     def compute(numbers: Indices) -> list[float]:
@@ -284,15 +290,15 @@ class RowJudge:
         self.table = rows.table
         self._rewards, self._tokenizer, self.tools = rewards, tokenizer, tools
         prefixes = rows.prefixes or ("",) * max(1, len(rows.sources))
-        self._raw: list[tuple[RawRow, DataConfig]] = [
-            (replace(raw, place=prefix + raw.place), own)
+        self._raw: list[tuple[RawRow, DataConfig, str | None]] = [
+            (replace(raw, place=prefix + raw.place), own, formats.folder_of(starter.resolve(part.source)))
             for prefix, (part, own) in zip(prefixes, tokenized.of_files(whole, files), strict=True)
             for raw in tokenized.raw_rows(part, own)
-        ]  # each row of the table, and how its file is read
+        ]  # each row of the table, how its file is read, and where the paths of its pictures begin
 
     def require(self, sources: Sequence[RewardSource]) -> None:
         """Raise DataError where a row lacks a column that a reward reads."""
-        require_columns(sources, ((raw.place, raw.columns) for raw, _ in self._raw))
+        require_columns(sources, ((raw.place, raw.columns) for raw, *_ in self._raw))
 
     def named(self, rows: Sequence[int], answers: Sequence[Indices]) -> dict[str, Floats]:
         """Rewards of answers by name, from each answer's row number and tokens; raises as `RewardSum.named`."""
@@ -319,10 +325,10 @@ class RowJudge:
 
     def question(self, row: int) -> tuple[Example, Mapping[str, Any]]:
         """The prompt of a row, and its columns."""
-        raw, config = self._raw[row]
+        raw, config, folder = self._raw[row]
         question = prompts.question(raw, config)
         assert question is not None, "every row of the table has a prompt"
-        return question, raw.columns
+        return formats.located(question, folder), raw.columns
 
     def _named(self, answers: Sequence[Answer]) -> dict[str, Floats]:
         return {name: np.asarray(values, dtype=np.float64) for name, values in self._rewards.named(answers).items()}

@@ -264,10 +264,14 @@ class SamplesAnswers(Protocol):
     def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
         """Numbers of the prompts that are answered together."""
 
-    def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
-        """Answers to each prompt, one for each row of its random numbers (G, T)."""
+    def answer(
+        self, prompts: Sequence[Indices], draws: Sequence[Floats], pictures: Sequence[str] = ()
+    ) -> list[list[Indices]]:
+        """Answers to each prompt, one for each row of its random numbers (G, T). `pictures`: names those of each."""
 
-    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
+    def scored(
+        self, prompts: Sequence[Indices], draws: Sequence[Floats], pictures: Sequence[str] = ()
+    ) -> list[list[SampledAnswer]]:
         """The same answers, with the log-probabilities with which they were sampled."""
 
 
@@ -290,9 +294,10 @@ class TurnWriter:
     def __init__(self, sampler: SamplesAnswers, draws: Sequence[Floats], *, scored: bool, ranks: Ranks = ALONE) -> None:
         self._sampler, self._draws, self._scored, self._ranks = sampler, draws, scored, ranks
 
-    def answers(self, asked: Sequence[Indices]) -> list[SampledAnswer]:
-        """Answers to the prompts, those to each one after another."""
-        return self._written(asked, self._draws)
+    def answers(self, asked: Sequence[Row]) -> list[SampledAnswer]:
+        """Answers to the prompts of rows, which end in one more token, those to each one after another."""
+        prompts, pictures = [row.input_ids[:-1] for row in asked], [row.pictures for row in asked]
+        return self._written(prompts, self._draws, pictures if any(pictures) else ())
 
     def turns(
         self, numbers: Sequence[int], contexts: Sequence[Indices], taken: Sequence[int]
@@ -311,15 +316,18 @@ class TurnWriter:
         written = self._written([contexts[group[0]] for group in groups], [own[group] for group in groups])
         return [one.first(limit - start) for one, start in zip(written, taken, strict=True)]
 
-    def _written(self, asked: Sequence[Indices], draws: Sequence[Floats]) -> list[SampledAnswer]:
+    def _written(
+        self, asked: Sequence[Indices], draws: Sequence[Floats], pictures: Sequence[str] = ()
+    ) -> list[SampledAnswer]:
         written: dict[int, list[SampledAnswer]] = {}
         each, tokens = draws[0].shape
         for batch in self._ranks.share(self._sampler.batches(asked, answers=each, tokens=tokens)):
             of_batch, draws_of_batch = [asked[row] for row in batch], [draws[row] for row in batch]
+            shown = [pictures[row] for row in batch] if pictures else ()
             if self._scored:
-                groups = self._sampler.scored(of_batch, draws_of_batch)
+                groups = self._sampler.scored(of_batch, draws_of_batch, shown)
             else:
-                plain = self._sampler.answer(of_batch, draws_of_batch)
+                plain = self._sampler.answer(of_batch, draws_of_batch, shown)
                 groups = [[SampledAnswer(ids, None) for ids in group] for group in plain]
             written.update(zip(batch.tolist(), groups, strict=True))
         written = {row: group for part in self._ranks.gathered(written) for row, group in part.items()}
@@ -600,7 +608,7 @@ class Rollouts(RolloutRows, Checkpointed):
 
     def _groups(self, prompts: Indices, *, key: Sequence[int]) -> list[Group]:
         each, limit = self.config.answers, self.config.max_new_tokens
-        asked = [self.prompts[int(prompt)].input_ids[:-1] for prompt in prompts]
+        asked = [self.prompts[int(prompt)] for prompt in prompts]
         draws = [
             generated_answers.sampling_numbers([self._seed, SEED, *key, int(prompt)], answers=each, tokens=limit)
             for prompt in prompts
@@ -617,7 +625,8 @@ class Rollouts(RolloutRows, Checkpointed):
                 episodes = [generated_answers.answered(*one, stop=self._stop) for one in written]
                 named = self._judge.named(rows, [one.ids for one in written]) if ranks.first else {}
             else:
-                episodes = self._player.play(rows, [one for one in asked for _ in range(each)], writer.turns)
+                contexts = [one.input_ids[:-1] for one in asked for _ in range(each)]
+                episodes = self._player.play(rows, contexts, writer.turns)
                 named = self._judge.of_episodes(rows, episodes)
         episodes, named = ranks.agreed((episodes, named))
         total = self._judge.total(named)

@@ -38,10 +38,14 @@ class Scribe:
     def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
         return [np.asarray([row]) for row in reversed(range(len(prompts)))]
 
-    def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
+    def answer(
+        self, prompts: Sequence[Indices], draws: Sequence[Floats], pictures: Sequence[str] = ()
+    ) -> list[list[Indices]]:
         return [[self._one(draws_T) for draws_T in draws_GT] for draws_GT in draws]
 
-    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
+    def scored(
+        self, prompts: Sequence[Indices], draws: Sequence[Floats], pictures: Sequence[str] = ()
+    ) -> list[list[SampledAnswer]]:
         return [[SampledAnswer(ids, -1 - 0.01 * ids) for ids in group] for group in self.answer(prompts, draws)]
 
     def _one(self, draws_T: Floats) -> Indices:
@@ -55,7 +59,9 @@ class Scribe:
 class Copier(Scribe):
     """Writes each answer twice."""
 
-    def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
+    def answer(
+        self, prompts: Sequence[Indices], draws: Sequence[Floats], pictures: Sequence[str] = ()
+    ) -> list[list[Indices]]:
         return [[each[0], each[1], each[1], each[0]] for each in super().answer(prompts, draws)]
 
 
