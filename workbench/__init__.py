@@ -189,7 +189,8 @@ def run(
         out: The run directory; by default a new one under `runs/`.
         resume: Continue the run in `out`.
         quiet: Draw no progress.
-        push: An empty address that fsspec writes, such as `s3://BUCKET/RUN`, to which the finished run is copied.
+        push: An empty address that fsspec writes, such as `s3://BUCKET/RUN`. The run is copied there after each
+            checkpoint and when it is done; with `resume`, a machine without the run goes on from that copy.
         began: The moment that `budget.time` counts from, by `time.monotonic`; by default that of the call.
 
     Returns:
@@ -215,19 +216,24 @@ def run(
 
     config = load(recipe, overrides)
 
+    from contextlib import nullcontext
+
     from workbench.cli.console import Terminal
     from workbench.recipes.verbs.run import run as run_config
-    from workbench.runs import addresses
+    from workbench.runs import addresses, remote_copy
     from workbench.runs.ranks import joined
     from workbench.runs.run_log import RunLog
 
     ranks = joined()
-    if push is not None and not resume and ranks.world == 1:  # a launcher has looked
-        addresses.require_free(push)
     path = ranks.agreed(Path(out) if out is not None else directory(recipe, resume=resume))
+    if push is not None and ranks.world == 1:  # a launcher has looked
+        if resume:
+            remote_copy.fetch(push, path)
+        else:
+            addresses.require_free(push)
     log = RunLog()
     with Terminal(quiet=quiet or not ranks.first, log=log) as terminal:
-        path = run_config(config, out=path, resume=resume, callback=terminal, began=began, log=log)
-    if push is not None and ranks.first:
-        addresses.push(path, push)
+        copied = nullcontext() if push is None or not ranks.first else remote_copy.kept(path, push, terminal.say)
+        with copied:
+            path = run_config(config, out=path, resume=resume, callback=terminal, began=began, log=log)
     return path

@@ -84,7 +84,9 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     devices: Annotated[int | None, typer.Option(min=1, help="Train on so many of this machine together.")] = None,
-    push: Annotated[str | None, typer.Option(help="Copy the finished run here, such as s3://BUCKET/RUN.")] = None,
+    push: Annotated[
+        str | None, typer.Option(help="Copy checkpoints and the finished run here, such as s3://BUCKET/RUN.")
+    ] = None,
     each: Annotated[str | None, typer.Option(help="KEY=[VALUE, VALUE]: a run for each, side by side in --out.")] = None,
 ) -> None:
     """Train, score and report."""
@@ -96,11 +98,13 @@ def run(
     from workbench.recipes import first_look
     from workbench.recipes.load import directory
     from workbench.recipes.verbs import opening
-    from workbench.runs import addresses
+    from workbench.runs import addresses, remote_copy
     from workbench.training.distributed import launcher
 
     config = _loaded(recipe, overrides, rows=False)
     out = out or directory(recipe, resume=resume)
+    if push is not None and resume and launcher.needed():
+        remote_copy.fetch(push, out)
     if launcher.needed():  # else the launcher has looked
         first_look.require(config, devices=devices or 1, out=out, resume=resume)
     if push is not None and launcher.needed() and not resume:  # which may go on with a copy

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,64 @@ def require_free(address: str) -> None:
         raise FileError(f"--push {address}: holds files already. Write another address, or delete them first.")
 
 
-def push(folder: Path, address: str) -> None:
-    """Copy the files of a run directory to an address. Raises FileError: they cannot be written there."""
-    with _told(address, f" The run itself is whole, in {folder}: `--resume --push ADDRESS` copies it."):
-        system, path = _system(address)
-        for file in sorted(each for each in folder.rglob("*") if each.is_file()):
-            target = f"{path.rstrip('/')}/{file.relative_to(folder).as_posix()}"
+def put(files_to: Mapping[str, str], more: str = "") -> None:
+    """Copy files to addresses, whose folders are made. Raises FileError, which ends in `more`: they cannot be."""
+    for path, address in files_to.items():
+        with _told(address, more):
+            system, target = _system(address)
             system.makedirs(target.rpartition("/")[0], exist_ok=True)
-            system.put_file(str(file), target)
+            system.put_file(path, target)
+
+
+def get(files_from: Mapping[str, Path]) -> None:
+    """Copy files from addresses to paths, whose folders are made."""
+    for address, path in files_from.items():
+        with _told(address):
+            system, source = _system(address)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            system.get_file(source, str(path))
+
+
+def read(address: str) -> bytes | None:
+    """The content of a small file; None where there is none."""
+    with _told(address):
+        system, path = _system(address)
+        content: bytes | None = system.cat_file(path) if system.isfile(path) else None
+        return content
+
+
+def write(address: str, content: bytes) -> None:
+    """Write a small file, in one go where the service does that."""
+    with _told(address):
+        system, path = _system(address)
+        system.pipe_file(path, content)
+
+
+def found(address: str) -> dict[str, str]:
+    """Addresses of the files under an address, by their path there; empty where there is nothing."""
+    with _told(address):
+        system, root = _system(address)
+        root = root.rstrip("/")
+        paths = system.find(root) if system.exists(root) else []
+        names = [str(path).removeprefix(root).lstrip("/") for path in paths]
+    return {name: f"{address.rstrip('/')}/{name}" for name in names}
+
+
+def keep_only(address: str, names: Collection[str]) -> None:
+    """Delete the files under an address but those with these names."""
+    with _told(address):
+        for name, each in found(address).items():
+            if name not in names:
+                system, path = _system(each)
+                system.rm_file(path)
+
+
+def remove(address: str) -> None:
+    """Delete a folder at an address, if it is there."""
+    with _told(address):
+        system, path = _system(address)
+        if system.exists(path):
+            system.rm(path, recursive=True)
 
 
 def _system(address: str) -> tuple[Any, str]:

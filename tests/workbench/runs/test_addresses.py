@@ -104,25 +104,17 @@ def test_a_data_set_at_an_address_is_checked(memory: fsspec.AbstractFileSystem) 
         workbench.check("classify/quickstart", [words[0].replace("a.jsonl", "b.jsonl"), *words[1:]])
 
 
-def test_a_run_directory_is_pushed(memory: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    for name in ("scores.json", "adapter/adapter_config.json", "checkpoints/step-1/state.json"):
-        path = run / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
+def test_an_address_that_is_taken_is_told(memory: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a")
     addresses.require_free("memory://runs/first")
-    addresses.push(run, "memory://runs/first/")
-    assert {path.removeprefix("/runs/first/") for path in memory.find("/runs")} == {
-        "scores.json",
-        "adapter/adapter_config.json",
-        "checkpoints/step-1/state.json",
-    }
-    assert memory.cat("/runs/first/adapter/adapter_config.json") == b"adapter/adapter_config.json"
+    addresses.put({str(tmp_path / "a"): "memory://runs/first/deep/a"})
+    assert memory.cat("/runs/first/deep/a") == b"a" and addresses.read("memory://runs/first/deep/a") == b"a"
+    assert addresses.found("memory://runs/first/") == {"deep/a": "memory://runs/first/deep/a"}
     with pytest.raises(FileError, match=r"--push memory://runs/first: holds files already"):
         addresses.require_free("memory://runs/first")
     addresses.require_free("memory://runs/second")
-    addresses.push(run, f"file://{tmp_path}/copy/run")
-    assert (tmp_path / "copy/run/adapter/adapter_config.json").read_text() == "adapter/adapter_config.json"
+    addresses.remove("memory://runs/first")
+    addresses.require_free("memory://runs/first")
 
 
 @pytest.mark.slow
@@ -138,13 +130,3 @@ def test_a_finished_run_is_copied(memory: fsspec.AbstractFileSystem, tmp_path: P
     assert isinstance(again.exception, FileError) and not (tmp_path / "other").exists()
     again = CliRunner().invoke(app, [*command, "memory://runs/second", "--resume"])
     assert again.exit_code == 0 and memory.exists("/runs/second/scores.json")
-
-
-def test_a_failed_push_says_where_the_run_is(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("a file")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/scores.json").write_text("{}")
-    with pytest.raises(
-        FileError, match=rf"cannot be reached: .* The run itself is whole, in {tmp_path}/run: `--resume --push"
-    ):
-        addresses.push(tmp_path / "run", f"file://{tmp_path}/taken/run")
