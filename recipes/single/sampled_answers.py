@@ -12,8 +12,9 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import httpx2
@@ -26,8 +27,8 @@ from workbench.config.sections.rewards_config import RewardSource
 from workbench.data.batching import Indices
 from workbench.data.text import generated_answers
 from workbench.data.text.formats import Example
-from workbench.data.text.generated_answers import answer_to
-from workbench.data.text.messages import split_thoughts
+from workbench.data.text.generated_answers import Answer, answer_to
+from workbench.data.text.messages import Message, split_thoughts
 from workbench.data.text.prompts import PROMPT, reworded
 from workbench.data.text.row_encoder import row_encoder
 from workbench.errors import BackboneError, ConfigError, FileError
@@ -82,6 +83,14 @@ class WrittenAnswer(NamedTuple):
     likelihood: float | None = None
     """Mean log-probability of its tokens, in nats, over all wordings of its prompt where a model here writes; None: not
     asked for."""
+    messages: Sequence[Message] = ()
+    """Of an episode the whole conversation, its last turn included; empty where an answer is one turn."""
+    before: int = 0
+    """How many of them stand before what `text` says."""
+    rewards: Mapping[str, float] | None = None
+    """What the environment of an episode gave, by name; None: it gives nothing."""
+    counts: Mapping[str, int] | None = None
+    """Turns, calls and tool errors of an episode."""
 
 
 Written = dict[int, dict[int, WrittenAnswer]]
@@ -454,18 +463,25 @@ def _score(
         ]
         usable = [[pair for pair in group if not pair[0].problem] for group in written]
         answers = [
-            answer_to(question, each.text, columns, likelihood=each.likelihood)
+            _with_turns(answer_to(question, each.text, columns, likelihood=each.likelihood), each)
             for (question, columns), group in zip(together, usable, strict=True)
             for each, _ in group
         ]
         if sources and answers and first not in known:
             progress.keep_rewards(name, first, reward.detailed(answers))
         parts = known[first] if sources and answers else {}
-        total = iter(reward.total(parts, len(answers)) if parts else [0.0] * len(answers))
-        each_part = iter([{name: values[at] for name, values in parts.items()} for at in range(len(answers))])
+        own = [each.rewards or {} for group in usable for each, _ in group]
+        sums = reward.total(parts, len(answers)) if parts else [0.0] * len(answers)
+        total = iter([by_sources + sum(each.values()) for by_sources, each in zip(sums, own, strict=True)])
+        each_part = iter(
+            [{name: values[at] for name, values in parts.items()} | dict(own[at]) for at in range(len(own))]
+        )
         for (question, _), group, every in zip(together, usable, written, strict=True):
             scored = [
-                ScoredAnswer(each.text, each.finished, next(total), next(each_part), wording) for each, wording in group
+                ScoredAnswer(
+                    each.text, each.finished, next(total), next(each_part), wording, each.messages, each.counts or {}
+                )
+                for each, wording in group
             ]
             problems = [
                 f"answer {number + 1}: {each.problem}" for number, (each, _) in enumerate(every) if each.problem
@@ -473,6 +489,11 @@ def _score(
             counted = [each.tokens for each, _ in every]
             groups.append(AnswerGroup(question, scored, problems, counted))
     return groups
+
+
+def _with_turns(answer: Answer, written: WrittenAnswer) -> Answer:
+    """The same with all turns before it, where it ended an episode."""
+    return replace(answer, messages=tuple(written.messages[: written.before])) if written.messages else answer
 
 
 @dataclass(frozen=True)
@@ -485,6 +506,8 @@ class SampledRows:
     """Share of answers that ended by themselves."""
     reward: float | None
     """Mean of all answers; None where nothing scores them."""
+    reward_interval: tuple[float, float] | None
+    """The 95 % interval of the mean over prompts of the mean of their answers; None of fewer than two prompts."""
     best: float | None
     """Mean of the best finished answer to each prompt."""
     rows: int
@@ -530,12 +553,14 @@ def facts(
     if known and len(known) == len(each_tokens):
         tokens = sum(read for read, _ in known), sum(wrote for _, wrote in known)
     price = limits.price
+    means = np.asarray([np.mean([each.reward for each in group.answers]) for group in groups if group.answers])
     told = scored and (least is not None or set(values) <= {0.0, 1.0})
     return SampledRows(
         prompts=len(groups),
         answers=len(answers),
         finished=float(np.mean([each.finished for each in answers])),
         reward=float(np.mean(values)) if scored else None,
+        reward_interval=comparison.mean_interval(means) if scored else None,
         best=float(np.mean([each.reward for each in top])) if scored and top else None,
         rows=written,
         signals=signals,
@@ -606,6 +631,15 @@ class ScoredAnswer(NamedTuple):
     """Its rewards by name, and how far reward models disagree on it, where there are several."""
     wording: str = ""
     """How its prompt was worded; empty where all are as the rows have them."""
+    messages: Sequence[Message] = ()
+    """Of an episode the whole conversation; empty where an answer is one turn."""
+    counts: Mapping[str, int] = MappingProxyType({})
+    """Turns, calls and tool errors of an episode."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether a row may teach it: it ended by itself, and says or does something."""
+        return self.finished and bool(self.text or self.messages)
 
 
 class AnswerGroup(NamedTuple):
@@ -635,7 +669,7 @@ def rows_to_write(groups: Sequence[AnswerGroup], to: str, *, least: float | None
 
 def best(answers: Sequence[ScoredAnswer]) -> ScoredAnswer | None:
     """The finished answer with the highest reward, of equal ones the first."""
-    return max((each for each in answers if each.finished and each.text), key=lambda each: each.reward, default=None)
+    return max((each for each in answers if each.usable), key=lambda each: each.reward, default=None)
 
 
 def _best(group: AnswerGroup, least: float, _: float) -> Iterator[Row]:
@@ -647,16 +681,15 @@ def _best(group: AnswerGroup, least: float, _: float) -> Iterator[Row]:
 def _accepted(group: AnswerGroup, least: float, _: float) -> Iterator[Row]:
     known: set[str] = set()
     for each in group.answers:
-        if each.finished and each.text and each.reward >= least and each.text not in known:
-            known.add(each.text)
+        said = json.dumps(each.messages) if each.messages else each.text
+        if each.usable and each.reward >= least and said not in known:
+            known.add(said)
             yield _answered(group.question, each)
 
 
 def _pairs(group: AnswerGroup, least: float, margin: float) -> Iterator[Row]:
     better = best(group.answers)
-    worse = min(
-        (each for each in group.answers if each.finished and each.text), key=lambda each: each.reward, default=None
-    )
+    worse = min((each for each in group.answers if each.usable), key=lambda each: each.reward, default=None)
     if better is None or worse is None or better.reward < least or not better.reward - worse.reward > 0:
         return
     if better.reward - worse.reward >= margin:
@@ -670,7 +703,13 @@ def _all(group: AnswerGroup, least: float, _: float) -> Iterator[Row]:
             named = {name: value for name, value in each.parts.items() if name != SPREAD}
             parts: Row = {"rewards": named} if len(named) > 1 else {}
             parts |= {SPREAD: each.parts[SPREAD]} if SPREAD in each.parts else {}
-            facts = {"place": group.question.place, "answer_number": number, "finished": each.finished, **parts}
+            facts = {
+                "place": group.question.place,
+                "answer_number": number,
+                "finished": each.finished,
+                **parts,
+                **each.counts,
+            }
             yield _answered(group.question, each) | facts
 
 
@@ -696,6 +735,8 @@ def _worded(answer: ScoredAnswer, name: str = "wording") -> Row:
 
 def _answered(question: Example, answer: ScoredAnswer) -> Row:
     reward = ({"reward": answer.reward} if answer.parts else {}) | _worded(answer)
+    if answer.messages:
+        return _prompt(question) | {"messages": list(answer.messages), **reward}
     if not question.messages:
         return _prompt(question) | {"completion": answer.text, **reward}
     turns = [*question.messages, {"role": "assistant", "content": answer.text}]

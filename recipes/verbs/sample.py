@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from workbench.config import ModelConfig, RunConfig, reward_words
 from workbench.config.sections.basic_sections import an_address
@@ -16,6 +17,7 @@ from workbench.data.rows import RawRow, fingerprint
 from workbench.data.text.prompts import PROMPT, own_answer, read_questions
 from workbench.errors import BackboneError, ConfigError
 from workbench.evaluation import rewards
+from workbench.evaluation.tools.toolbox import toolbox
 from workbench.models import backbones, exported
 from workbench.recipes.load import load
 from workbench.recipes.single import sampled_answers
@@ -24,15 +26,18 @@ from workbench.recipes.single.sampled_answers import (
     AnswerGroup,
     AnswerWriter,
     LocalWriter,
+    Questions,
     SampledRows,
     SampleProgress,
     SampleSettings,
     ServedWriter,
     rows_to_write,
 )
+from workbench.recipes.single.sampled_episodes import EpisodeWriter
 from workbench.recipes.verbs import generate
 from workbench.recipes.verbs.asked_config import asked_config
 from workbench.runs import files, provenance, run_directory
+from workbench.runs.trust import Trust
 from workbench.schema import parse
 
 
@@ -105,7 +110,7 @@ def sample(
     """
     out = Path(out)
     settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin, tuple(wording) or (PROMPT,))
-    _require_sensible(settings, out, scored=bool(score))
+    _require_sensible(settings, out)
     sources = reward_words.read(score)
     settings = replace(settings, likelihood=any(source.reads_likelihood for source in sources))
     if len(settings.wordings) * n < 2 and (alone := [source.kind for source in sources if source.compares]):
@@ -114,7 +119,14 @@ def sample(
     limits = parse(RequestLimits, requests, source="the command line")
     config, writer = _writer(str(teacher), overrides, model, limits, trust=trust)
     skipped: list[str] = []
-    questions = list(read_questions(prompts, config.data, skipped))
+    questions: Questions = list(read_questions(prompts, config.data, skipped))
+    rewarded = False
+    if isinstance(writer, EpisodeWriter):
+        writer.require(settings, sources)
+        questions = writer.offered(questions)
+        writer = replace(writer, columns=[columns for _, columns in questions])
+        rewarded = writer.tools.rewards
+    _require_scored(settings, scored=bool(score) or rewarded)
     files.require_writable(out)
     rewards.require_columns(sources, ((question.place, columns) for question, columns in questions))
     progress = SampleProgress(
@@ -144,7 +156,7 @@ def sample(
     return sampled_answers.facts(groups, len(output_rows), skipped, limits, choice, least=settings.least)
 
 
-def _require_sensible(settings: SampleSettings, out: Path, *, scored: bool) -> None:
+def _require_sensible(settings: SampleSettings, out: Path) -> None:
     if out.suffix != ".jsonl":
         raise ConfigError(f"--out {out}: rows are written as .jsonl. Give the file that ending.")
     if out.exists():
@@ -156,15 +168,18 @@ def _require_sensible(settings: SampleSettings, out: Path, *, scored: bool) -> N
     _require_wordings(settings.wordings)
     if settings.to == "pairs" and len(settings.wordings) * settings.n < 2:
         raise ConfigError("--to pairs compares answers to a prompt, and --n 1 gives one. Write --n 2 or more.")
+    if settings.margin and settings.to != "pairs":
+        raise ConfigError(f"--margin is for --to pairs, not for {settings.to}. Leave it out.")
+    if not settings.temperature > 0:
+        raise ConfigError(f"--temperature {settings.temperature:g}: expected a number above 0, such as 1.")
+
+
+def _require_scored(settings: SampleSettings, *, scored: bool) -> None:
     if not scored and (settings.to == "pairs" or settings.least is not None):
         asked = "--to pairs" if settings.to == "pairs" else f"--least {settings.least:g}"
         raise ConfigError(f"{asked} compares rewards, and nothing scores the answers. Write --score number.")
     if scored and settings.to == "accepted" and settings.least is None:
         raise ConfigError("--to accepted keeps answers with a reward of --least, which is not given. Write --least 1.")
-    if settings.margin and settings.to != "pairs":
-        raise ConfigError(f"--margin is for --to pairs, not for {settings.to}. Leave it out.")
-    if not settings.temperature > 0:
-        raise ConfigError(f"--temperature {settings.temperature:g}: expected a number above 0, such as 1.")
 
 
 def _require_wordings(wordings: Sequence[str]) -> None:
@@ -204,12 +219,15 @@ def _writer(
     if (run / "config.yaml").is_file():
         config = asked_config(run, overrides, verb="sample", trust=trust)
         generate.require_text(config, run)
-        generate.require_one_turn(config, run)
-        identity = {
+        identity: dict[str, Any] = {
             "run": provenance.digests(run / "adapter", title="adapter") if (run / "adapter").is_dir() else {},
             "backbone": backbones.file_digests(config.model),
         }
-        return config, LocalWriter(teacher, lambda: exported.load(run, config), identity)
+        tools = toolbox(config.reinforce.tools, read_from=(run, Trust(trust)))
+        if tools is None:
+            return config, LocalWriter(teacher, lambda: exported.load(run, config), identity)
+        identity["tools"] = tools.identity
+        return config, EpisodeWriter(teacher, lambda: exported.load(run, config), identity, tools=tools)
     known = ("data.", "evaluate.", *(() if served else ("model.",)))
     if other := next((word for word in overrides if not word.startswith(known)), None):
         raise ConfigError(f"{other}: sample reads {', '.join(f'{each}*' for each in known)} of a configuration alone.")
@@ -237,7 +255,7 @@ def _writer(
 
 def nothing_kept(groups: Sequence[AnswerGroup], settings: SampleSettings) -> str:
     answers = [each for group in groups for each in group.answers]
-    if settings.to != "all" and not any(each.finished and each.text for each in answers):
+    if settings.to != "all" and not any(each.usable for each in answers):
         return (
             f"None of {len(answers):,} answers ended within --max-new-tokens {settings.max_new_tokens}. Write a higher "
             "one, or --to all, which keeps unfinished ones. What is sampled is not kept for other lengths."

@@ -356,7 +356,10 @@ def sampled(sampled: SampledRows, out: Path) -> None:
         f"{sampled.finished:.0%} ended by themselves."
     )
     if sampled.reward is not None:
-        typer.echo(f"Mean reward {sampled.reward:.3f}{best}.")
+        over = ""
+        if (within := sampled.reward_interval) is not None:
+            over = f" (95 % over prompts: {within[0]:.3f} to {within[1]:.3f})"
+        typer.echo(f"Mean reward {sampled.reward:.3f}{over}{best}.")
     if sampled.passes:
         told = (
             f"pass@{k} {value:.3f}" + (f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else "")

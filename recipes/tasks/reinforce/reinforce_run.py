@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from workbench.evaluation.forward_passes import ModelResults, stored_results
 from workbench.evaluation.generation import AnswerSampler
 from workbench.evaluation.rewards.reward_sum import RowJudge
 from workbench.evaluation.tools.episodes import EpisodePlayer, EpisodeStart
-from workbench.evaluation.tools.toolbox import Toolbox
+from workbench.evaluation.tools.toolbox import Toolbox, toolbox
 from workbench.models import backbones
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
@@ -44,10 +43,9 @@ from workbench.recipes.single.single_run import Scored
 from workbench.recipes.tasks.reinforce import rollout_server
 from workbench.recipes.tasks.sft import text_run
 from workbench.recipes.tasks.sft.text_run import StartedRun, conversations
-from workbench.runs import files, trust, units
+from workbench.runs import files, units
 from workbench.runs.openai_client import OpenAIClient
 from workbench.runs.run_directory import Run
-from workbench.runs.trust import Trust
 from workbench.training import preference_objective, preflight
 from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
@@ -64,17 +62,6 @@ KEPT = "rollout"
 """Name of the answers of the present step in a checkpoint."""
 
 
-def toolbox(config: RunConfig, *, read_from: tuple[Path, Trust] | None = None) -> Toolbox | None:
-    """The tools of a run, if it has any. Raises ConfigError: they cannot be used, or `read_from`, the run directory
-    that the configuration was read from, is not trusted."""
-    section = config.reinforce.tools
-    if section is None:
-        return None
-    if read_from is not None and not read_from[1].given:
-        raise trust.refused(read_from[0], f"its tools need {section.file}", read_from[1])
-    return Toolbox(section)
-
-
 def prompt_encoder(template: ChatEncoder, tools: Toolbox | None) -> PromptEncoder:
     """Writes prompts that offer the tools of a run."""
     return PromptEncoder(template, () if tools is None else tools.schemas)
@@ -83,7 +70,7 @@ def prompt_encoder(template: ChatEncoder, tools: Toolbox | None) -> PromptEncode
 def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[TokenizedSet], list[str]]:
     """Tokenizer, form of the rows, prompts, and names of the modules that get an adapter; refuses what would fail."""
     hub = backbones.of_one_sequence(config.model, recipe="reinforce")
-    tools = toolbox(config)
+    tools = toolbox(config.reinforce.tools)
     if not config.rewards and not (tools is not None and tools.rewards):
         raise ConfigError(
             "rewards: recipe reinforce learns from rewards, and there are none. Write for example "

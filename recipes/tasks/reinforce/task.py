@@ -25,7 +25,7 @@ from workbench.evaluation import rewards
 from workbench.evaluation.generation import AnswerSampler
 from workbench.evaluation.rewards.reward_sum import RowJudge
 from workbench.evaluation.tools.episodes import EpisodePlayer
-from workbench.evaluation.tools.toolbox import Toolbox
+from workbench.evaluation.tools.toolbox import Toolbox, toolbox
 from workbench.models import backbones, exported
 from workbench.models.backbones import Loader
 from workbench.recipes.inspection import SHOWN, Inspection, pieces, unread
@@ -118,7 +118,7 @@ class ReinforceTask(TokenTask):
     ) -> ReinforceRun:
         # Data first: it is the cheapest thing to get wrong, and needs no weights.
         tokenizer, template, data, _ = reinforce_run.prepare(config)
-        tools = reinforce_run.toolbox(config)
+        tools = toolbox(config.reinforce.tools)
         judging = reinforce_run.judges(config, data, tokenizer, tools)
         return ReinforceRun(
             config, run, callback, tokenizer, template, data, judges=judging, tools=tools, loader=loader
@@ -139,7 +139,7 @@ class ReinforceTask(TokenTask):
 
     def inspect(self, config: RunConfig) -> Inspection:
         tokenizer, template, data, modules = reinforce_run.prepare(config)
-        tools = reinforce_run.toolbox(config)
+        tools = toolbox(config.reinforce.tools)
         (judge, *_) = reinforce_run.judges(config, data, tokenizer, tools)
         with rollout_server.opened(config) as server:
             if server is not None:
@@ -168,7 +168,7 @@ class ReinforceTask(TokenTask):
         reward_sum = rewards.build(config.rewards, read_from=(run, turn.trust))
         model = exported.load(run, config)
         assert isinstance(model.template, ChatEncoder)
-        tools = reinforce_run.toolbox(config, read_from=(run, turn.trust))
+        tools = toolbox(config.reinforce.tools, read_from=(run, turn.trust))
         rows = reinforce_run.scored_rows(config, model.tokenizer, model.template, tools)
         files = config.data.files_of("held_out" if config.data.test is None else "test")
         judge = RowJudge(reward_sum, rows, files, model.tokenizer, () if tools is None else tools.schemas)

@@ -83,12 +83,19 @@ class Episode:
     rewards: Mapping[str, float] = field(default_factory=dict)  # of its environment, by their names
     so_far: Sequence[float] = ()  # the sum of those after each turn but the last one, where turns have rewards
     failure: str = ""  # what its environment did wrong
+    closed: bool = False  # its environment ended it, and its last turn stands in `messages`
     dropped: bool = False  # nothing is learnt from it
 
     @property
     def tokens(self) -> int:
         """How many tokens the model drew."""
         return sum(int(row.drawn.sum()) for row in self.rows)
+
+    @property
+    def turns(self) -> list[Message]:
+        """All of the conversation, with its last turn."""
+        last: list[Message] = [] if self.closed else [{"role": "assistant", "content": self.text}]
+        return [*self.messages, *last]
 
     @property
     def transcript(self) -> str:

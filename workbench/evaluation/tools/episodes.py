@@ -40,7 +40,7 @@ class _Episode:
         self.number, self.start = number, start
         self.messages: list[Message] = list(start.question.messages)
         self.counts = {"turns": 0, "calls": 0, "errors": 0}
-        self.text, self.failure, self.over, self.cut = "", "", False, False
+        self.text, self.failure, self.over, self.cut, self.closed = "", "", False, False, False
         self.rewards: Mapping[str, float] = {}
         self.so_far: list[float] = []
         self._closed: list[EpisodeRow] = []
@@ -107,6 +107,7 @@ class _Episode:
             self.rewards,
             self.so_far,
             self.failure,
+            self.closed,
             dropped or not rows,
         )
 
@@ -218,6 +219,7 @@ class EpisodePlayer:
             if each.over:
                 if turn.calls:
                     each.messages += [message, *after]
+                    each.closed = True
                 continue
             each.messages += [message, *after]
             count = len(each.messages) - len(after) - 1

@@ -31,6 +31,8 @@ from workbench.data.text.messages import Message, message_of
 from workbench.data.text.tool_calls import ToolCall
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation.tools import tool_host
+from workbench.runs import trust
+from workbench.runs.trust import Trust
 from workbench.schema import did_you_mean
 
 KEY = "reinforce.tools"
@@ -44,6 +46,16 @@ _SIGNATURE = '''def add(a: int, b: int) -> int:
         b: The second.
     """'''
 _OWN = ("reset", "step", "reward")
+
+
+def toolbox(section: ToolsConfig | None, *, read_from: tuple[Path, Trust] | None = None) -> Toolbox | None:
+    """The tools of a run, if it has any. Raises ConfigError: they cannot be used, or `read_from`, the run directory
+    that the configuration was read from, is not trusted."""
+    if section is None:
+        return None
+    if read_from is not None and not read_from[1].given:
+        raise trust.refused(read_from[0], f"its tools need {section.file}", read_from[1])
+    return Toolbox(section)
 
 
 class Toolbox:
@@ -82,6 +94,11 @@ class Toolbox:
         }
         self._host: subprocess.Popen[bytes] | None = None
         self._asks = self._tells = -1
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All of it that episodes depend on."""
+        return {**self.config.model_dump(mode="json"), **plugins.fingerprints([self._file])}
 
     @property
     def steps(self) -> bool:

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -129,14 +130,46 @@ def test_tells_episodes_turn_by_turn(trained: Path, recipe: Path) -> None:
     for asked in (
         lambda: workbench.generate(trained, "What comes after 3?", trust=True),
         lambda: workbench.predict(trained, str(recipe.parent / "prompts.jsonl"), trust=True),
-        lambda: workbench.sample(
-            trained, str(recipe.parent / "prompts.jsonl"), out=recipe.parent / "s.jsonl", trust=True
-        ),
     ):
         with pytest.raises(WorkbenchError, match="one turn without them"):
             asked()
     found = evaluate.evaluate(trained, [], trust=True)
     assert found["reward"] == pytest.approx(scores["after"]["reward"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_sample_writes_episodes_as_rows(recipe: Path, tmp_path: Path) -> None:
+    """With what the environment said and gave, twice the same, and recipe sft reads them. The model can end a turn."""
+    every, prompts = recipe.parent / "prompts.jsonl", tmp_path / "few.jsonl"
+    prompts.write_text("".join(every.read_text().splitlines(keepends=True)[:3]))
+    taught = [f"reinforce.warm_up={every}", "train.steps=1", "evaluate.answers=1"]
+    trained = run(recipe, tmp_path / "run", *taught)
+
+    def drawn(name: str, **settings: Any) -> tuple[Any, list[dict[str, Any]]]:
+        settings = {"n": 2, "to": "all", "temperature": 2, "max_new_tokens": 96, "trust": True, **settings}
+        found = workbench.sample(trained, str(prompts), out=tmp_path / name, **settings)
+        return found, [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+
+    found, rows = drawn("all.jsonl")
+    assert len(rows) == found.answers == 6 and found.reward is not None and found.reward_interval is not None
+    assert found.reward == pytest.approx(np.mean([row["reward"] for row in rows]))
+    for row in rows:
+        roles = [each["role"] for each in row["messages"]]
+        assert roles == (["user", "assistant"] * row["turns"]) and row["tools"][0]["function"]["name"] == "add"
+        assert row["reward"] == pytest.approx(row["rewards"]["vowels"] + row["rewards"]["turns"])
+    assert max(row["turns"] for row in rows) > 1
+    assert drawn("again.jsonl")[1] == rows
+    least, kept = found.reward, [row for row in rows if row["reward"] >= found.reward]
+    assert [row["reward"] for row in drawn("least.jsonl", least=least)[1]] == [row["reward"] for row in kept]
+    taught = [f"data.train={tmp_path / 'all.jsonl'}", "data.held_out=0.2", f"model.id={load(str(recipe), []).model.id}"]
+    assert check.check(load("sft/quickstart", [*taught, "data.ignore=[reward, rewards, place]"])).steps
+    for settings, message in (
+        ({"to": "pairs"}, "plays episodes of several turns. Write --to best"),
+        ({"score": ["likelihood"]}, "likelihood reads an answer of one turn"),
+        ({"trust": False}, "its tools need"),
+    ):
+        with pytest.raises(WorkbenchError, match=message):
+            drawn("wrong.jsonl", **settings)
 
 
 @pytest.mark.nightly
