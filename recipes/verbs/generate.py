@@ -14,15 +14,18 @@ from workbench import evaluation, report
 from workbench.config import RunConfig
 from workbench.config.task_facts import names
 from workbench.data import starter
-from workbench.data.rows import read_rows
+from workbench.data.rows import excerpt, read_rows
+from workbench.data.sound.sound_files import SoundFile
 from workbench.data.stored_files import StoredFile
 from workbench.data.text import media
 from workbench.data.text.formats import Example
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, DataError
+from workbench.evaluation import transcription
 from workbench.evaluation.forward_passes import dealt_results
 from workbench.evaluation.generation import question_of
 from workbench.models import exported
 from workbench.models.exported import ExportedModel
+from workbench.models.sound_processor import FeatureProcessor
 from workbench.recipes.task import PredictionTable, ScoringOptions, implementation
 from workbench.recipes.verbs import submission
 from workbench.recipes.verbs.asked_config import asked_config
@@ -157,11 +160,12 @@ def generate(
     trust: bool = False,
     write: Callable[[str], object] = lambda text: None,
 ) -> str:
-    """One greedy answer to a prompt, which is rendered as the training rows were.
+    """One greedy answer to a prompt, which is rendered as the training rows were; or the transcript of a recording.
 
     Args:
         run: A run directory.
-        prompt: What a user would say; the beginning of a text, where the run learnt raw text.
+        prompt: What a user would say; the beginning of a text, where the run learnt raw text; the path of a recording
+            of any length, where it learnt to transcribe.
         overrides: `model.id=FOLDER`, where the backbone has moved since.
         pictures: Files that stand before the prompt, or at its marks `<image>`, where the backbone sees.
         max_new_tokens: Of the answer.
@@ -183,6 +187,8 @@ def generate(
     """
     run = Path(run)
     config = run_directory.shipped_config(run, Trust(trust), overrides)
+    if config.reads_sound and config.task.writes_text:
+        return _transcript(run, prompt, config, pictures=pictures, max_new_tokens=max_new_tokens, write=write)
     require_text(config, run)
     require_one_turn(config, run)
     model = exported.load(run, config)
@@ -211,6 +217,33 @@ def generate(
         streamer=answer,
     )
     return answer.text
+
+
+def _transcript(
+    run: Path,
+    path: str,
+    config: RunConfig,
+    *,
+    pictures: Sequence[Path | str],
+    max_new_tokens: int,
+    write: Callable[[str], object],
+) -> str:
+    if pictures:
+        raise ConfigError(f"{run} hears recordings and sees no pictures. Leave --picture out.")
+    file = Path(starter.resolve(path)).expanduser()
+    if not file.is_file():
+        raise DataError(
+            f"{run} transcribes recordings, and {excerpt(path)} is {'a folder' if file.is_dir() else 'no file'}. Write "
+            f"the path of one, or `workbench predict {run} FOLDER --out FILE.csv` for those of a folder or a table."
+        )
+    model = exported.load(run, config)
+    processor = model.template.processor
+    assert isinstance(processor, FeatureProcessor)
+    recording = SoundFile(path, file)
+    samples = len(processor.wave(recording))
+    (text,) = transcription.transcribe(model, processor, [(recording, samples)], max_new_tokens=max_new_tokens)
+    write(text)
+    return text
 
 
 class Pieces(TextStreamer):
@@ -268,7 +301,7 @@ def require_text(config: RunConfig, run: Path) -> None:
     if config.media is not None and config.task.writes_text:
         raise ConfigError(
             f"{run} writes the transcripts of recordings, and this verb asks with texts. "
-            f"`workbench predict {run} FILE` transcribes those of a table or a folder."
+            f"`workbench generate {run} FILE` transcribes one, `workbench predict` those of a table or a folder."
         )
     if config.task.writes_text:
         return

@@ -146,13 +146,18 @@ def named(sources: Sequence[str], *, trust: bool) -> list[NamedRun]:
                 f"{run}: recipe {config.recipe} is not served. Runs of {names(lambda task: task.serves)} are; "
                 "`workbench evaluate` and `predict` ask the others."
             )
-        if config.task.writes_text:
+        if _writes_answers(config):
             generate.require_text(config, run)
         by_name[name] = NamedRun(name, run, config)
     for each in by_name.values():
-        if each.config.task.writes_text and each.config.model.id in by_name:
+        if _writes_answers(each.config) and each.config.model.id in by_name:
             raise ConfigError(f"{each.config.model.id} names a backbone and a run. Write NAME={each.path}.")
     return list(by_name.values())
+
+
+def _writes_answers(config: RunConfig) -> bool:
+    """Whether a run answers texts, in one engine with others over its backbone; its task serves other runs alone."""
+    return config.task.writes_text and not config.reads_sound
 
 
 def load(
@@ -164,7 +169,7 @@ def load(
         loaders: Where those go that load more adapters over such a backbone.
     """
     loaders = [] if loaders is None else loaders
-    texts = [run for run in runs if run.config.task.writes_text]
+    texts = [run for run in runs if _writes_answers(run.config)]
     shared: dict[str, list[NamedRun]] = {}
     for run in texts:
         shared.setdefault(_backbone_key(run), []).append(run)

@@ -454,7 +454,7 @@ def _ask_tasks(
 @app.command(rich_help_panel=Groups.USE)
 def generate(
     run: RunFolder,
-    prompt: Annotated[str, typer.Argument(help="What a user would say.")],
+    prompt: Annotated[str, typer.Argument(help="What a user would say; a recording that is transcribed.")],
     overrides: Moved = None,
     picture: Annotated[list[Path] | None, typer.Option(help="A picture that it is about; several.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,

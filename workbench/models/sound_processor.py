@@ -21,7 +21,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from transformers import FeatureExtractionMixin, GenerationConfig
-from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from workbench.config import DataConfig, RunConfig
 from workbench.config.model_heads import SPEECH
@@ -31,8 +31,8 @@ from workbench.data.images.picture_store import use
 from workbench.data.ordered_processes import by_threads
 from workbench.data.rows import RawRow
 from workbench.data.sound import sound_augmentation, sound_reader, transcribed_rows
-from workbench.data.sound.sound_files import SoundFile, require_libraries
-from workbench.data.sound.sound_format import Features, SoundFormat
+from workbench.data.sound.sound_files import SoundFile, Wave, require_libraries
+from workbench.data.sound.sound_format import MASK, Features, SoundFormat
 from workbench.data.stored_files import stamp
 from workbench.data.text.media import KeptPictures, Media
 from workbench.errors import BackboneError, ConfigError, DataError
@@ -81,13 +81,20 @@ def of(config: RunConfig, hub: PretrainedConfig) -> FeatureProcessor:
         )
     most: Any = getattr(hub, "max_target_positions", None) or getattr(hub, "max_position_embeddings", 0)
     end: Any = hub.eos_token_id
-    return FeatureProcessor(
-        kept, config.audio, config.seed, _prompt(config, hub), int(most), int(end[0] if isinstance(end, list) else end)
-    )
+    end = int(end[0] if isinstance(end, list) else end)
+    prompt, language = _prompt(config, hub)
+    return FeatureProcessor(kept, config.audio, config.seed, prompt, int(most), end, language)
 
 
-def _prompt(config: RunConfig, hub: PretrainedConfig) -> tuple[int, ...]:
-    """Ids that the decoder begins with: start, language, task, and that no times are written."""
+def spoken(processor: FeatureProcessor, config: RunConfig, hub: PretrainedConfig, language: str) -> FeatureProcessor:
+    """The same for recordings in another language. Raises ConfigError: the backbone has no token for it."""
+    own = config.model_copy(update={"audio": config.audio.model_copy(update={"language": language})})
+    prompt, name = _prompt(own, hub)
+    return replace(processor, prompt=prompt, language=name)
+
+
+def _prompt(config: RunConfig, hub: PretrainedConfig) -> tuple[tuple[int, ...], str | None]:
+    """Ids that the decoder begins with: start, language, task, and that no times are written; and the language."""
     try:
         own: Any = GenerationConfig.from_pretrained(source_path(config.model), **source_arguments(config.model))
     except OSError:
@@ -96,7 +103,7 @@ def _prompt(config: RunConfig, hub: PretrainedConfig) -> tuple[int, ...]:
     begin = [hub.decoder_start_token_id if first is None else first]
     languages: dict[str, int] = getattr(own, "lang_to_id", None) or {}
     tasks: dict[str, int] = getattr(own, "task_to_id", None) or {}
-    asked, task, name = config.audio.language, config.audio.task, config.model.id
+    asked, task, name, code = config.audio.language, config.audio.task, config.model.id, ""
     if not languages and (asked is not None or task != "transcribe"):
         key = "language" if asked is not None else "task"
         raise ConfigError(f"audio.{key}: model.id={name} has no tokens of languages and tasks. Leave it out.")
@@ -107,14 +114,15 @@ def _prompt(config: RunConfig, hub: PretrainedConfig) -> tuple[int, ...]:
                 f"model.id={name} writes {len(languages)} languages, and begins a transcript with the token of one. "
                 "Write that of the recordings, such as audio.language=en."
             )
-        token = f"<|{TO_LANGUAGE_CODE.get(said.lower(), said.lower().strip('<|>'))}|>"
+        code = TO_LANGUAGE_CODE.get(said.lower(), said.lower().strip("<|>"))
+        token = f"<|{code}|>"
         for key, value, known in (("language", token, languages), ("task", task, tasks)):
             if value not in known:
                 some = ", ".join(each.strip("<|>") for each in list(known)[:8])
                 raise ConfigError(f"audio.{key}: model.id={name} has no token for {value}. It has: {some}.")
         begin += [languages[token], tasks[task]]
     silent = getattr(own, "no_timestamps_token_id", None)
-    return (*begin, *([] if silent is None else [silent]))
+    return (*begin, *([] if silent is None else [silent])), LANGUAGES.get(code, code) or None
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,7 @@ class FeatureProcessor:
         prompt: Ids of start, language and task.
         most: Most tokens that the decoder reads.
         end: The id that ends a transcript.
+        language: Its name, such as english, where the prompt has the token of one.
     """
 
     format: SoundFormat
@@ -136,6 +145,7 @@ class FeatureProcessor:
     prompt: tuple[int, ...]
     most: int
     end: int
+    language: str | None = None
     loaded: bool = True
     numbered: bool = False
     packs: bool = False
@@ -219,24 +229,38 @@ class FeatureProcessor:
             ) from None
 
     def inputs(self, ids_BL: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:
-        return self._stacked([self.read(key)[0] for key in keys])
+        return self._stacked([self.read(key) for key in keys])
 
     def heard(self, rows: Sequence[Row], *, epoch: int | None) -> dict[str, Tensor]:
-        def features(row: Row) -> Features:
+        def features(row: Row) -> tuple[Features, int]:
             found, own = self.read(row.pictures)
             if epoch is None or not self.audio.augment.is_on:
-                return found
+                return found, own
             number = row.digest % 2**63
             return sound_augmentation.augment(
                 found, own, self.audio.augment, self.format, seed=self.seed, epoch=epoch, row=number
-            )[0]
+            )
 
         return self._stacked(by_threads(features, rows, size=int(np.prod(self.format.shape))))
 
-    def _stacked(self, features: Sequence[Features]) -> dict[str, Tensor]:
+    def wave(self, file: SoundFile, *, longest: float | None = None) -> Wave:
+        """All samples (T,) of a recording at the backbone's rate, however long. Raises DataError: it cannot be read, or
+        has more than `longest` seconds."""
+        several = self.audio.channels
+        return file.wave(self.format.rate, several=several, most=None, on_long="refuse", longest=longest)
+
+    def of_waves(self, waves: Sequence[Wave]) -> dict[str, Tensor]:
+        """Arguments of the model for samples, of which nothing is kept."""
+        return self._stacked([self.format.features(wave_T) for wave_T in waves])
+
+    def _stacked(self, features: Sequence[tuple[Features, int]]) -> dict[str, Tensor]:
         import torch
 
-        return {self.format.name: torch.from_numpy(np.stack(features))}
+        inputs = {self.format.name: torch.from_numpy(np.stack([each for each, _ in features]))}
+        if self.format.is_masked:
+            own_B1 = np.asarray([own for _, own in features])[:, None]
+            inputs[MASK] = torch.from_numpy((np.arange(self.format.frames) < own_B1).astype(np.int64))
+        return inputs
 
     def save(self, folder: Path) -> None:
         """Write the stock feature extractor's file into `folder`."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.adapters import stock
@@ -19,9 +19,9 @@ from workbench.data import mixture, starter
 from workbench.data.batching import evenly_spaced
 from workbench.data.rows import RawRow
 from workbench.data.sound import transcribed_rows
-from workbench.data.text import formats, length_warm_up, prompts, tokenized, transcripts
+from workbench.data.sound.sound_files import SoundFile
+from workbench.data.text import formats, length_warm_up, prompts, tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.media import Media
 from workbench.data.text.preference_pairs import PreferenceEncoder
 from workbench.data.text.prompts import PromptEncoder, read_prompts
 from workbench.data.text.quality import cleaning, rules
@@ -30,11 +30,13 @@ from workbench.data.text.quality.survey import SourceRows
 from workbench.data.text.row_encoder import OwnEncoder, RowEncoder
 from workbench.data.text.stepwise import StepEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.errors import DataError
-from workbench.evaluation import generation
+from workbench.errors import ConfigError, DataError
+from workbench.evaluation import generation, transcription
 from workbench.evaluation.perplexity import Agreement, agreement, hidden_states
+from workbench.evaluation.serving.openai_format import Refusal
+from workbench.evaluation.serving.served_models import MOST_SECONDS, ServedModel, SpeechModel, Transcript, Turns
 from workbench.losses.chunked_loss import chunk_positions
-from workbench.models import backbones, exported, output_heads
+from workbench.models import backbones, exported, output_heads, sound_processor
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
@@ -86,31 +88,25 @@ def _transcribed(run: Path, source: str, config: RunConfig, turn: ScoringOptions
     model = exported.load(run, config)
     processor = model.template.processor
     assert isinstance(processor, FeatureProcessor)
-    read, keys, skipped = list[RawRow](), list[str](), list[str]()
+    read, recordings, skipped = list[RawRow](), list[tuple[SoundFile, int]](), list[str]()
     for row in transcribed_rows.read_rows(config.audio, starter.resolve(source), config.data, transcribed=False):
         try:
             if row.mistake:
-                raise DataError(f"{row.place}: {row.mistake}")
-            keys.append(processor.kept([Media(transcripts.AUDIO, row.columns[config.audio.column])], row.place).key)
+                raise DataError(row.mistake)
+            file: SoundFile = row.columns[config.audio.column]
+            recordings.append((file, len(processor.wave(file))))
         except DataError as error:
             if config.data.on_bad_row == "refuse":
-                raise
-            skipped.append(str(error))
+                raise DataError(f"{row.place}: {error}") from None
+            skipped.append(f"{row.place}: {error}")
         else:
             read.append(row)
     if not read:
         raise DataError(
             f"{source}: none of its recordings can be read. The last one: {skipped[-1] if skipped else 'none'}"
         )
-    written = evaluation.complete(
-        model.model,
-        [np.full(processor.positions, processor.prompt[0])] * len(read),
-        model.tokenizer,
-        stop=model.stop,
-        max_new_tokens=turn.max_new_tokens,
-        scoring=turn.scoring,
-        pictures=keys,
-        processor=processor,
+    written = transcription.transcribe(
+        model, processor, recordings, max_new_tokens=turn.max_new_tokens, scoring=turn.scoring
     )
     table = pd.DataFrame({"row": [row.place for row in read], "answer": written})
     return PredictionTable(table, skipped, read=read)
@@ -277,6 +273,25 @@ class TokenTask(Task):
             }
         )
         return PredictionTable(table, skipped)
+
+    def serve(self, run: Path, config: RunConfig, name: str, created: int, *, queue: int) -> ServedModel:
+        assert config.reads_sound, "models of text share their backbone"
+        model = exported.load(run, config)
+        processor = model.template.processor
+        assert isinstance(processor, FeatureProcessor)
+        hub: PretrainedConfig = model.model.config  # type: ignore[assignment]
+
+        def transcribe(data: bytes, language: str | None) -> Transcript:
+            try:
+                own = processor if language is None else sound_processor.spoken(processor, config, hub, language)
+            except ConfigError as error:
+                raise Refusal(str(error).removeprefix("audio."), param="language") from None
+            file = SoundFile("file", content=data)
+            samples = len(own.wave(file, longest=MOST_SECONDS))
+            (text,) = transcription.transcribe(model, own, [(file, samples)], max_new_tokens=own.most)
+            return Transcript(text, own.language, samples / own.format.rate)
+
+        return SpeechModel(name, config.model.id, created, Turns(queue), transcribe)
 
     def outputs(self, run: Path, config: RunConfig) -> TextReference:
         return outputs(run, config)

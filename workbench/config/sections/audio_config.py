@@ -50,7 +50,8 @@ class AudioConfig(MediaConfig):
     """Longest recording that is read, in seconds, to which shorter ones are filled with silence. null: as long as the
     backbone reads; one that reads waves of any length reads as much as the longest recording of the run's files."""
     on_long: Literal["refuse", "cut"] = "refuse"
-    """What becomes of longer recordings: `refuse` them by name, or `cut` them, so that their beginning is read."""
+    """What becomes of longer recordings: `refuse` them by name, or `cut` them, so that their beginning is read.
+    Transcripts of `predict`, `generate` and `serve` are of the whole recording, in windows that overlap."""
     channels: Literal["mix", "refuse"] = "mix"
     """What becomes of recordings of several channels, such as stereo: `mix` takes the mean of the channels, as
     recognisers of speech do; `refuse` them by name."""

@@ -79,12 +79,13 @@ class SoundFile(StoredFile):
         samples_TC = np.ascontiguousarray(samples.reshape(len(samples), -1))
         return cls(place, content=samples_TC.tobytes(), shape=samples_TC.shape, rate=round(rate))
 
-    def sound(self) -> Sound:
-        """The decoded recording. Raises DataError: empty, damaged, cut off, no sound, or a rate of 0."""
+    def sound(self, *, longest: float | None = None) -> Sound:
+        """The decoded recording. Raises DataError: empty, damaged, cut off, no sound, a rate of 0, or more than
+        `longest` seconds, by its header."""
         if self.shape is not None:
             sound = Sound(np.frombuffer(self.content, np.float32).reshape(self.shape), self.rate)
         else:
-            sound = _decoded(self.read(), self.name)
+            sound = _decoded(self.read(), self.name, longest)
         if not len(sound.wave_TC):
             raise DataError(f"{self.name}: holds no samples: 0 seconds. Record it again, or remove it.")
         if not np.isfinite(sound.wave_TC).all():
@@ -102,16 +103,17 @@ class SoundFile(StoredFile):
             return 0.0
         return float(info.frames / info.samplerate) if info.samplerate > 0 else 0.0
 
-    def wave(self, rate: int, *, several: str, most: float | None, on_long: str) -> Wave:
+    def wave(self, rate: int, *, several: str, most: float | None, on_long: str, longest: float | None = None) -> Wave:
         """Samples (T,) of one channel at `rate` hertz. Raises DataError: as `sound`; or channels or length are refused.
 
         Args:
             several: `mix` takes the mean of several channels, `refuse` refuses them.
             most: Longest recording in seconds; None: any.
             on_long: `cut` keeps the beginning of longer ones, `refuse` refuses them.
+            longest: Seconds of the longest one that is decoded; None: any.
         """
         _, soxr = require_libraries()
-        wave_TC, own = self.sound()
+        wave_TC, own = self.sound(longest=longest)
         channels, seconds = wave_TC.shape[1], len(wave_TC) / own
         if channels > 1 and several == "refuse":
             raise DataError(
@@ -130,14 +132,21 @@ class SoundFile(StoredFile):
         return np.asarray(wave_T if own == rate else soxr.resample(wave_T, own, rate), dtype=np.float32)
 
 
-def _decoded(data: bytes, name: str) -> Sound:
+def _decoded(data: bytes, name: str, longest: float | None = None) -> Sound:
     soundfile, _ = require_libraries()
     if not data:
         raise DataError(f"{name}: the file is empty (0 bytes). Write it again, or remove it.")
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         _require_whole_wave(data, name)
     try:
-        wave_TC, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+        with soundfile.SoundFile(io.BytesIO(data)) as opened:
+            rate = opened.samplerate
+            if longest is not None and opened.frames > longest * rate:
+                raise DataError(
+                    f"{name}: takes {opened.frames / max(rate, 1):,.0f} s, and {longest:,.0f} s are read at most. "
+                    "Cut it into parts."
+                )
+            wave_TC = opened.read(dtype="float32", always_2d=True)
     except (RuntimeError, TypeError, ValueError) as error:  # libsndfile's errors are RuntimeErrors
         raise DataError(f"{name}: {_reason(data, error)}") from None
     if rate <= 0:

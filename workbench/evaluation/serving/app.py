@@ -37,6 +37,7 @@ from workbench.evaluation.serving.openai_format import (
     Generation,
     LoadAdapterRequest,
     Refusal,
+    TranscriptionRequest,
     UnloadAdapterRequest,
     Written,
 )
@@ -46,6 +47,7 @@ from workbench.evaluation.serving.served_models import (
     ClassModel,
     EmbeddingModel,
     ServedModel,
+    SpeechModel,
     TextModel,
     Turns,
 )
@@ -230,6 +232,7 @@ class Server:
             Route("/v1/chat/completions", self._open(partial(self._generate, ChatRequest)), methods=["POST"]),
             Route("/v1/completions", self._open(partial(self._generate, CompletionRequest)), methods=["POST"]),
             Route("/v1/embeddings", self._open(self._embed), methods=["POST"]),
+            Route("/v1/audio/transcriptions", self._open(self._transcribe), methods=["POST"]),
             Route("/classify", self._open(self._classify), methods=["POST"]),
             Route("/v1/load_lora_adapter", self._open(self._load), methods=["POST"]),
             Route("/v1/unload_lora_adapter", self._open(self._unload), methods=["POST"]),
@@ -317,6 +320,18 @@ class Server:
         head = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
         return JSONResponse({**head, "model": model.name, "data": data})
 
+    async def _transcribe(self, request: Request) -> Response:
+        form = request.headers.get("content-type", "")
+        asked = openai_format.read_form(TranscriptionRequest, form, await self._body(request))
+        model = self._of_kind(asked.model, SpeechModel)
+        said = await self._in_turn(model.turns, lambda: model.transcribe(asked.file, asked.language), param="file")
+        if asked.response_format == "text":
+            return PlainTextResponse(f"{said.text}\n")
+        facts: dict[str, object] = {"text": said.text}
+        if asked.response_format == "verbose_json":
+            facts |= {"task": "transcribe", "language": said.language, "duration": round(said.seconds, 3)}
+        return JSONResponse(facts)
+
     async def _load(self, request: Request) -> Response:
         loader = self._require_loader()
         asked = openai_format.read_request(LoadAdapterRequest, await self._body(request))
@@ -350,11 +365,11 @@ class Server:
             )
         return self._loaders[0]
 
-    async def _in_turn(self, turns: Turns, answer: Callable[[], AnswerT]) -> AnswerT:
+    async def _in_turn(self, turns: Turns, answer: Callable[[], AnswerT], *, param: str = "input") -> AnswerT:
         try:
             return await turns.taken(answer, seconds=self._limits.seconds)
         except WorkbenchError as error:
-            raise Refusal(str(error), param="input") from None
+            raise Refusal(str(error), param=param) from None
         except (UnicodeError, TypeError) as error:
             raise Refusal(f"The input cannot be tokenised: {error}", param="input") from None
 
@@ -385,7 +400,10 @@ class Server:
 
 
 async def _no_address(request: Request, error: HTTPException) -> Response:
-    known = "/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /classify, /health"
+    known = (
+        "/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/audio/transcriptions, /v1/models, /classify, "
+        "/health"
+    )
     why = {404: f"No address is called {request.url.path}", 405: f"{request.url.path} knows no {request.method}"}
     message = why.get(error.status_code, str(error.detail))
     return Refusal(f"{message}. There are: {known}.", status=error.status_code).response

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from email.parser import BytesParser
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.responses import JSONResponse
 from transformers import PreTrainedTokenizerBase
 
+from workbench.data.rows import excerpt
 from workbench.evaluation.serving.scheduler import (
     Interrupted,
     Overfull,
@@ -289,10 +291,52 @@ class ClassifyRequest(Request):
         return [self.input] if isinstance(self.input, (str, dict)) else self.input
 
 
+class TranscriptionRequest(Request):
+    """POST /v1/audio/transcriptions, a form whose fields are bytes of text, or of the file."""
+
+    neutral = False
+
+    file: bytes
+    """The recording: wav, flac, mp3, ogg, ..."""
+    language: str | None = None
+    """Language of the recording, such as en; null: the run's."""
+    response_format: str = Field(default="json", pattern="^(json|text|verbose_json)$")
+    """`text`: the transcript alone; `verbose_json`: with language and duration."""
+    prompt: str = Field(default="", max_length=0)
+    """Not supported: the text before."""
+    temperature: str = Field(default="0", pattern=r"^0*(\.0*)?$")
+    """Transcripts are greedy."""
+    stream: str = Field(default="false", pattern="^(?i:false|0)$")
+    """A transcript is sent whole."""
+
+
 def read_request(kind: type[RequestT], body: bytes) -> RequestT:
     """The request in a body; raises Refusal, which names the parameter and the reason, where it is malformed."""
+    return _checked(kind, lambda: kind.model_validate_json(body))
+
+
+def read_form(kind: type[RequestT], content_type: str, body: bytes) -> RequestT:
+    """The request in a form of HTML, whose header `content_type` has its boundary; raises Refusal as `read_request`."""
+    head = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1", "replace")
+    parsed = BytesParser().parsebytes(head + body)
+    if parsed.get_content_type() != "multipart/form-data" or not parsed.is_multipart():
+        raise Refusal("Send a form, multipart/form-data, with the fields `model` and `file`.")
+    fields: dict[str, Any] = {}
+    for part in parsed.walk():
+        name = part.get_param("name", header="content-disposition")
+        if part.is_multipart() or not isinstance(name, str):
+            continue
+        if name in fields:
+            raise Refusal(f"{excerpt(name)} stands there twice. Send it once.", param=excerpt(name))
+        content = part.get_payload(decode=True)
+        assert isinstance(content, bytes), "it has no parts"
+        fields[name] = content if name == "file" else content.decode(errors="replace").strip()
+    return _checked(kind, lambda: kind.model_validate(fields))
+
+
+def _checked(kind: type[RequestT], read: Callable[[], RequestT]) -> RequestT:
     try:
-        return kind.model_validate_json(body)
+        return read()
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))

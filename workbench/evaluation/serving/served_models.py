@@ -38,6 +38,7 @@ from workbench.models.picture_processor import PictureProcessor
 
 AnswerT = TypeVar("AnswerT")
 MOST_PICTURES = 16  # in one request, whose bytes are limited besides
+MOST_SECONDS = 3600.0  # of a recording, whose bytes are limited besides
 _pictures = threading.Lock()
 _ADDRESSES = ("http://", "https://")
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -249,6 +250,25 @@ class ClassModel(ServedModel):
     @property
     def listed(self) -> dict[str, object]:
         return {**super().listed, "classes": list(self.names)}
+
+
+class Transcript(NamedTuple):
+    """What a model heard in a recording."""
+
+    text: str
+    language: str | None  # its name, such as english, where the model has a token of it
+    seconds: float  # of the recording
+
+
+@dataclass(frozen=True)
+class SpeechModel(ServedModel):
+    """A model that writes what it hears."""
+
+    turns: Turns
+    transcribe: Callable[[bytes, str | None], Transcript]
+    """Transcribes the bytes of a sound file, in a language or its own; raises WorkbenchError where it cannot."""
+
+    verb = "/v1/audio/transcriptions"
 
 
 class AdapterLoader:

@@ -263,8 +263,18 @@ def test_a_run_is_resumed_bit_by_bit_and_ships_a_stock_model(
     assert len(table) == 24 and table["answer"].str.len().gt(0).any()
     one = predict(straight, str(rows.parent / "3.wav"), max_new_tokens=6).table
     assert one["answer"].tolist() == table["answer"].tolist()[3:4]
-    with pytest.raises(WorkbenchError, match="writes the transcripts of recordings"):
-        workbench.generate(straight, "hello")
+    soundfile.write(tmp_path / "long.wav", tone(500, seconds=5), 8000)
+    heard: list[str] = []
+    long = workbench.generate(straight, str(tmp_path / "long.wav"), max_new_tokens=6, write=heard.append)
+    assert heard == [long] == predict(straight, str(tmp_path / "long.wav"), max_new_tokens=6).table["answer"].tolist()
+    assert workbench.generate(straight, str(rows.parent / "3.wav"), max_new_tokens=6) == one["answer"][0]
+    for wrong, message in (("hello", "'hello' is no file"), (str(rows.parent), "is a folder.*workbench predict")):
+        with pytest.raises(WorkbenchError, match=message):
+            workbench.generate(straight, wrong)
+    with pytest.raises(WorkbenchError, match="sees no pictures. Leave --picture out"):
+        workbench.generate(straight, str(rows.parent / "3.wav"), pictures=["a.png"])
+    with pytest.raises(WorkbenchError, match="asks with texts.*workbench generate .* transcribes one"):
+        workbench.load_run(straight)
 
     merge(straight, out=tmp_path / "whole", weights="float32")
     stock = AutoModelForSpeechSeq2Seq.from_pretrained(tmp_path / "whole").float().eval()
