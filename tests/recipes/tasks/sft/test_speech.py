@@ -271,9 +271,9 @@ def test_a_run_is_resumed_bit_by_bit_and_ships_a_stock_model(
     for wrong, message in (("hello", "'hello' is no file"), (str(rows.parent), "is a folder.*workbench predict")):
         with pytest.raises(WorkbenchError, match=message):
             workbench.generate(straight, wrong)
-    with pytest.raises(WorkbenchError, match="sees no pictures. Leave --picture out"):
+    with pytest.raises(WorkbenchError, match=r"sees no pictures\. Leave --picture out"):
         workbench.generate(straight, str(rows.parent / "3.wav"), pictures=["a.png"])
-    with pytest.raises(WorkbenchError, match="asks with texts.*workbench generate .* transcribes one"):
+    with pytest.raises(WorkbenchError, match=r"asks with texts.*workbench generate .* transcribes one"):
         workbench.load_run(straight)
 
     merge(straight, out=tmp_path / "whole", weights="float32")
