@@ -11,6 +11,8 @@ import soundfile
 import torch
 import transformers
 
+from workbench.data import starter
+
 WAVES: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
     "conv_dim": (16, 16), "conv_kernel": (20, 10), "conv_stride": (20, 10), "num_feat_extract_layers": 2,
@@ -47,6 +49,23 @@ def save_sound(folder: Path, name: str) -> str:
     config = getattr(transformers, f"{family}Config")(**settings)
     getattr(transformers, f"{family}Model")(config).save_pretrained(folder)
     getattr(transformers, f"{extractor}FeatureExtractor")(**how).save_pretrained(folder)
+    return str(folder)
+
+
+def save_moonshine(folder: Path) -> str:
+    """A Moonshine with the tokens of the shipped Whisper, which hears waves of any length; returns its path."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(starter.resolve("starter/sound"))
+    torch.manual_seed(0)
+    config = transformers.MoonshineConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, max_position_embeddings=48,
+        encoder_num_hidden_layers=2, decoder_num_hidden_layers=2, encoder_num_attention_heads=2,
+        decoder_num_attention_heads=2, initializer_range=0.3, bos_token_id=357, decoder_start_token_id=357,
+        eos_token_id=356, pad_token_id=356,
+    )  # fmt: skip
+    transformers.MoonshineForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    extractor = transformers.Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True)
+    extractor.save_pretrained(folder)
     return str(folder)
 
 

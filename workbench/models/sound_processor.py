@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig
 
-VERSION = "1"  # raise it when what is kept changes
+VERSION = "2"  # raise it when what is kept changes
 
 
 def sound_format(config: RunConfig, hub: PretrainedConfig) -> SoundFormat:
@@ -73,17 +74,33 @@ def of(config: RunConfig, hub: PretrainedConfig) -> FeatureProcessor:
         SPEECH.auto_class(hub)
     except BackboneError as error:
         raise BackboneError(f"model.id={config.model.id}: {error}") from None
-    kept = sound_format(config, hub)
-    if kept.own_seconds is None:
+    if not hub.is_encoder_decoder:
         raise BackboneError(
-            f"model.id={config.model.id}: {type(hub).__name__} hears recordings of any length, and sft those of one "
-            "length. Take a Whisper, such as openai/whisper-small."
+            f"model.id={config.model.id}: {type(hub).__name__} hears recordings within a conversation, and "
+            "data.format=audio teaches models of recordings alone. Take a Whisper or a Moonshine, such as "
+            "openai/whisper-small."
         )
+    kept = sound_format(config, hub)
+    if kept.own_seconds is None and config.audio.max_seconds is None:
+        assert kept.seconds is not None, "the longest of the run's files"
+        raise ConfigError(
+            f"model.id={config.model.id}: {type(hub).__name__} hears recordings of any length, and a run brings all to "
+            f"one. Write audio.max_seconds={math.ceil(kept.seconds)}, the longest of the run's files, or less with "
+            "audio.on_long=cut."
+        )
+    kept = replace(kept, heard=_positions(hub, kept.frames))
     most: Any = getattr(hub, "max_target_positions", None) or getattr(hub, "max_position_embeddings", 0)
     end: Any = hub.eos_token_id
     end = int(end[0] if isinstance(end, list) else end)
     prompt, language = _prompt(config, hub)
     return FeatureProcessor(kept, config.audio, config.seed, prompt, int(most), end, language)
+
+
+def _positions(hub: PretrainedConfig, frames: int) -> int | None:
+    """Positions that the encoder computes for features of so many positions in time, by the model's own count."""
+    model: Any = SPEECH.auto_class(hub)._model_mapping[type(hub)]
+    count: Any = getattr(model, "_get_feat_extract_output_lengths", None)
+    return None if count is None else int(count(model, frames))
 
 
 def spoken(processor: FeatureProcessor, config: RunConfig, hub: PretrainedConfig, language: str) -> FeatureProcessor:
@@ -195,7 +212,9 @@ class FeatureProcessor:
         (medium,) = media
         file: SoundFile = medium.value
         try:
-            key = hashlib.sha256(file.digest() + str(file.rate).encode()).hexdigest()[:32]
+            # Rows whose keys begin alike, the segments of a recording, stand on one side of a split.
+            whole = hashlib.sha256(file.digest() + str(file.rate).encode())
+            key = whole.hexdigest()[:16] + hashlib.sha256(whole.digest() + str(file.part).encode()).hexdigest()[:16]
             if not (self.folder / key).exists():
                 wave_T = file.wave(
                     self.format.rate,

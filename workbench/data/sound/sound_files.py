@@ -55,6 +55,7 @@ class SoundFile(StoredFile):
     """A recording: a file, a member of an archive, the bytes of a file, or samples with their rate."""
 
     rate: int = 0  # of samples in `content`, float32 of shape `shape`
+    part: tuple[float, float] | None = None  # seconds at which it begins and ends in the file; None: all of it
 
     @classmethod
     def from_cell(cls, value: Any, place: str) -> Self | None:
@@ -83,17 +84,32 @@ class SoundFile(StoredFile):
         """The decoded recording. Raises DataError: empty, damaged, cut off, no sound, a rate of 0, or more than
         `longest` seconds, by its header."""
         if self.shape is not None:
-            sound = Sound(np.frombuffer(self.content, np.float32).reshape(self.shape), self.rate)
+            wave_TC = np.frombuffer(self.content, np.float32).reshape(self.shape)
+            sound = Sound(wave_TC[slice(*self._samples(self.rate, len(wave_TC)))], self.rate)
         else:
-            sound = _decoded(self.read(), self.name, longest)
+            sound = _decoded(self, longest)
         if not len(sound.wave_TC):
             raise DataError(f"{self.name}: holds no samples: 0 seconds. Record it again, or remove it.")
         if not np.isfinite(sound.wave_TC).all():
             raise DataError(f"{self.name}: holds samples that are not finite. Write it again from its source.")
         return sound
 
+    def _samples(self, rate: int, count: int) -> tuple[int, int]:
+        """The first sample of its part and the one behind the last. Raises DataError: it lies behind the end."""
+        if self.part is None:
+            return 0, count
+        start, stop = (round(each * rate) for each in self.part)
+        if start >= count or stop > count + rate // 2:
+            raise DataError(
+                f"{self.name}: a segment from {self.part[0]:g} to {self.part[1]:g} s, and the recording takes "
+                f"{count / rate:.2f} s. Write times in seconds, or fetch the whole recording."
+            )
+        return start, min(stop, count)
+
     def seconds(self) -> float:
         """How long it is, from its header; 0 where that cannot be read, which decoding explains."""
+        if self.part is not None:
+            return self.part[1] - self.part[0]
         if self.shape is not None:
             return self.shape[0] / self.rate
         soundfile, _ = require_libraries()
@@ -132,8 +148,9 @@ class SoundFile(StoredFile):
         return np.asarray(wave_T if own == rate else soxr.resample(wave_T, own, rate), dtype=np.float32)
 
 
-def _decoded(data: bytes, name: str, longest: float | None = None) -> Sound:
+def _decoded(file: SoundFile, longest: float | None) -> Sound:
     soundfile, _ = require_libraries()
+    data, name = file.read(), file.name
     if not data:
         raise DataError(f"{name}: the file is empty (0 bytes). Write it again, or remove it.")
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
@@ -146,7 +163,9 @@ def _decoded(data: bytes, name: str, longest: float | None = None) -> Sound:
                     f"{name}: takes {opened.frames / max(rate, 1):,.0f} s, and {longest:,.0f} s are read at most. "
                     "Cut it into parts."
                 )
-            wave_TC = opened.read(dtype="float32", always_2d=True)
+            start, stop = file._samples(rate, opened.frames)
+            opened.seek(start)
+            wave_TC = opened.read(stop - start, dtype="float32", always_2d=True)
     except (RuntimeError, TypeError, ValueError) as error:  # libsndfile's errors are RuntimeErrors
         raise DataError(f"{name}: {_reason(data, error)}") from None
     if rate <= 0:

@@ -34,6 +34,8 @@ class SoundFormat:
     """Longest recording that is read; None: not decided yet, by a backbone that reads waves of any length."""
     hub: Mapping[str, Any]
     """The backbone's config.json."""
+    heard: int | None = None
+    """Positions that the transformer computes for a recording, as its class counts them; None: by `hub`."""
 
     @classmethod
     def read(
@@ -126,6 +128,8 @@ class SoundFormat:
     @property
     def positions(self) -> int:
         """Positions that the transformer computes for a recording: its tokens."""
+        if self.heard is not None:
+            return self.heard
         hub, frames = self.hub, self.frames
         if "conv_kernel" in hub and "conv_stride" in hub:  # wav2vec2 and its kin
             for kernel, stride in zip(hub["conv_kernel"], hub["conv_stride"], strict=True):

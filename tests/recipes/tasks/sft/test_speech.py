@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,11 +17,12 @@ import pytest
 import soundfile
 import soxr
 import torch
-from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
+from peft import PeftModel
+from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, AutoTokenizer
 
 import workbench
 from tests.run_files import read_losses, read_scores
-from tests.sound_backbones import record, save_sound, tone
+from tests.sound_backbones import record, save_moonshine, save_sound, tone
 from tests.stopping import stop_after
 from workbench.config import model_heads
 from workbench.data import starter
@@ -35,6 +37,7 @@ from workbench.recipes.tasks.sft import text_run
 from workbench.recipes.verbs.generate import predict
 from workbench.recipes.verbs.merge import merge
 
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 WORDS = ["model.weights=float32", "adapter.rank=4", "data.held_out=0.25", "evaluate.answers=4", "evaluate.every=null"]
 CHANGES = "audio.augment={speed: 0.1, shift: 0.05, time_masks: 1, frequency_masks: 1}"
 SAID = ("seven", "two left", "stop go stop")
@@ -72,22 +75,37 @@ def _wave(path: Path) -> Any:
     return soxr.resample(soundfile.read(path)[0].astype("float32"), 8000, 16_000)
 
 
-def test_the_loss_is_that_of_the_stock_model_and_processor(rows: Path) -> None:
-    train, model, head = read(rows)
+@pytest.mark.parametrize("family", ["whisper", "moonshine"])
+def test_loss_and_gradients_are_those_of_the_stock_model_and_processor(rows: Path, tmp_path: Path, family: str) -> None:
+    folder = starter.resolve("starter/sound") if family == "whisper" else save_moonshine(tmp_path)
+    train, model, head = read(rows, f"model.id={folder}", *(["audio.max_seconds=1"] if family == "moonshine" else []))
+    model.requires_grad_(True)
     batch = train.batch(np.arange(9))
     found = text_run.next_token_loss(model, head)(batch, 1 / len(batch.labels_N))
+    found.backward()
 
-    folder = starter.resolve("starter/sound")
-    processor, stock = AutoProcessor.from_pretrained(folder), AutoModelForSpeechSeq2Seq.from_pretrained(folder).float()
+    stock = AutoModelForSpeechSeq2Seq.from_pretrained(folder).float().eval()
     numbers = [int(train.place(number).rpartition("row ")[2].split()[0]) - 1 for number in range(9)]
     chosen = pd.read_csv(rows).iloc[numbers]
     waves = [_wave(rows.parent / each) for each in chosen["audio"]]
-    features = processor(audio=waves, sampling_rate=16_000, return_tensors="pt").input_features
-    text = processor.tokenizer(chosen["text"].tolist(), padding=True, return_tensors="pt")
-    labels = text.input_ids.masked_fill(text.attention_mask == 0, -100)[:, 1:]
+    filled = {"padding": "max_length", "max_length": 16_000} if family == "moonshine" else {}
+    extractor, tokenizer = AutoFeatureExtractor.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    features = extractor(waves, sampling_rate=16_000, return_tensors="pt", **filled)
+    text = tokenizer(chosen["text"].tolist(), padding=True, return_tensors="pt")
+    labels, first = text.input_ids.masked_fill(text.attention_mask == 0, -100)[:, 1:], [0, 1, 2, 3]
     labels[:, :3] = -100  # language, task and no timestamps are given
-    wanted = stock.eval()(input_features=features, decoder_input_ids=text.input_ids[:, :-1], labels=labels).loss
+    if family == "moonshine":  # which begins with a start token alone
+        first, labels = [0], labels[:, 3:].contiguous()
+    given = torch.cat([text.input_ids[:, first], text.input_ids[:, 4:-1]], dim=1)
+    wanted = stock(**features, decoder_input_ids=given, labels=labels).loss
+    wanted.backward()
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    own = dict(model.named_parameters())
+    for name, parameter in stock.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(
+                own[name].grad, parameter.grad, atol=1e-5, rtol=1e-3, msg=lambda m, n=name: n + m
+            )
 
 
 def test_a_row_has_the_same_loss_and_features_whatever_is_beside_it(rows: Path) -> None:
@@ -170,6 +188,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
         "row 4.*data.max_tokens=8 would cut. Write data.max_tokens=",
     ),
     "no transcripts": (_unnamed, [], "no column `text`.*data.columns='{text: NAME}'.*`sentence`"),
+    "waves without a length": (
+        _none,
+        ["model.id=MOONSHINE"],
+        r"hears recordings of any length, .* Write audio\.max_seconds=1, the longest of the run's files",
+    ),
     "a model of text": (_none, ["model.id=starter"], "no model that writes what it hears"),
     "another language": (_none, ["audio.language=fr"], r"audio.language.*no token for <\|fr\|>. It has: en"),
     "another task": (_none, ["audio.task=translate"], "audio.task.*no token for translate"),
@@ -189,6 +212,7 @@ def test_mistakes_are_told_with_the_cure(mistake: str, tmp_path: Path) -> None:
     spoil, more, message = MISTAKES[mistake]
     rows = transcribed(tmp_path / "rows", 6)
     spoil(rows)
+    more = [f"model.id={save_moonshine(tmp_path / 'moonshine')}" if "MOONSHINE" in word else word for word in more]
     with pytest.raises(WorkbenchError, match=f"(?s){message}"):
         workbench.check("sft/speech", words(rows, "data.ignore=[]", *more))
 
@@ -237,27 +261,80 @@ def test_features_are_kept_and_changed_recordings_are_read_again(tmp_path: Path)
     assert [number for number in range(6) if again[number] != first[number]] == [2]
 
 
+def _segmented(folder: Path, segments: object = None) -> Path:
+    """Three recordings of 3 s, whose seconds have a transcript each."""
+    lines = []
+    for number in range(3):
+        wave = np.concatenate([tone(300 + 70 * part, seconds=1, seed=9 * number + part) for part in range(3)])
+        soundfile.write(folder / f"{number}.flac", wave, 8000)
+        own = [{"start": part, "end": part + 1, "text": f"{number} {part}"} for part in range(3)]
+        lines.append(json.dumps({"audio": f"{number}.flac", "segments": own if segments is None else segments}))
+    (folder / "rows.jsonl").write_text("\n".join(lines))
+    return folder / "rows.jsonl"
+
+
+def test_a_long_recording_is_learnt_by_its_segments(tmp_path: Path) -> None:
+    rows = _segmented(tmp_path)
+    config = load("sft/speech", words(rows, "data.ignore=[]", "data.held_out=0.3"))
+    tokenizer = backbones.tokenizer(config.model)
+    encoder = text_run.encoder_of(config, tokenizer)
+    train, held_out, _ = tokenized.load(config.data, tokenizer, encoder)
+    said = [[tokenizer.decode(row.input_ids[row.supervised][:-1]) for row in each] for each in (train, held_out)]
+    assert sorted(said[0] + said[1]) == [f"{number} {part}" for number in range(3) for part in range(3)]
+    assert not {each[0] for each in said[0]} & {each[0] for each in said[1]}  # a recording is on one side
+    assert isinstance(encoder, TranscriptEncoder) and isinstance(encoder.processor, FeatureProcessor)
+    for place, text, row in zip(train.places(), said[0], train, strict=True):
+        number, part = map(int, text.split())
+        assert place.endswith(f"row {number + 1}, segment {part + 1}")
+        wave, rate = soundfile.read(tmp_path / f"{number}.flac", dtype="float32")
+        wanted, _ = encoder.processor.format.features(soxr.resample(wave[part * rate :][:rate], rate, 16_000))
+        np.testing.assert_array_equal(encoder.processor.read(row.pictures)[0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        (7, r"row 1.*`segments` must be a list of {start, end, text}"),
+        ([{"start": 0, "text": "a"}], r"row 1.*`segments` must be a list"),
+        (
+            [{"start": 0, "end": 1, "text": "a"}, {"start": 2, "end": 1, "text": "a"}],
+            "segment 2: begins at 2 s and ends",
+        ),
+        ([{"start": 0, "end": 1000, "text": "a"}], r"segment 1.*from 0 to 1000 s, and the recording takes 3\.00 s"),
+        ([{"start": 0, "end": 2.8, "text": "a"}], r"segment 1.*takes 2\.80 s, more than the 2 s"),
+        ([{"start": 0, "end": 1, "text": " "}], "segment 1.*`text` is empty"),
+    ],
+)
+def test_segments_that_are_refused(tmp_path: Path, segments: object, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=f"(?s){message}"):
+        workbench.check("sft/speech", words(_segmented(tmp_path, segments), "data.ignore=[]"))
+
+
 def _run(rows: Path, out: Path, *more: str, resume: bool = False) -> Path:
     steps = ["train.epochs=null", "train.steps=4", "data.ignore=[]", "save.every=1"]
     return workbench.run("sft/speech", words(rows, CHANGES, *steps, *more), out=out, resume=resume, quiet=True)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["whisper", "moonshine"])
 def test_a_run_is_resumed_bit_by_bit_and_ships_a_stock_model(
-    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    straight = _run(rows, tmp_path / "straight")
+    moonshine = family == "moonshine"
+    own = [f"model.id={save_moonshine(tmp_path / family)}", "audio.max_seconds=1"] if moonshine else []
+    straight = _run(rows, tmp_path / "straight", *own)
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
         with pytest.raises(Stopped):
-            _run(rows, tmp_path / "stopped")
-    stopped = _run(rows, tmp_path / "stopped", resume=True)
+            _run(rows, tmp_path / "stopped", *own)
+    stopped = _run(rows, tmp_path / "stopped", *own, resume=True)
     assert read_losses(stopped) == read_losses(straight)
     scores = read_scores(straight)
     assert {"loss", "wer", "cer", "wer_low"} <= scores["before"].keys() & scores["after"].keys()
     assert read_scores(stopped)["after"] == scores["after"]
-    parts = _run(rows, tmp_path / "parts", "batch.tokens_per_device=120")
-    np.testing.assert_allclose(read_losses(parts), read_losses(straight), rtol=1e-4)
+    for tokens in () if moonshine else (120, 350):
+        parts = _run(rows, tmp_path / f"parts{tokens}", *own, f"batch.tokens_per_device={tokens}")
+        np.testing.assert_allclose(read_losses(parts), read_losses(straight), rtol=1e-4)
 
     table = predict(straight, str(rows), out=tmp_path / "p.csv", max_new_tokens=6).table
     assert len(table) == 24 and table["answer"].str.len().gt(0).any()
@@ -278,7 +355,15 @@ def test_a_run_is_resumed_bit_by_bit_and_ships_a_stock_model(
 
     merge(straight, out=tmp_path / "whole", weights="float32")
     stock = AutoModelForSpeechSeq2Seq.from_pretrained(tmp_path / "whole").float().eval()
-    processor = AutoProcessor.from_pretrained(tmp_path / "whole")
-    features = processor(audio=_wave(rows.parent / "3.wav"), sampling_rate=16_000, return_tensors="pt").input_features
-    said = processor.batch_decode(stock.generate(features, max_new_tokens=6), skip_special_tokens=True)
+    extractor = AutoFeatureExtractor.from_pretrained(tmp_path / "whole")
+    filled = {"padding": "max_length", "max_length": 16_000} if moonshine else {}
+    features = extractor(_wave(rows.parent / "3.wav"), sampling_rate=16_000, return_tensors="pt", **filled)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "whole")
+    said = tokenizer.batch_decode(stock.generate(**features, max_new_tokens=6), skip_special_tokens=True)
     assert [each.strip() for each in said] == one["answer"].tolist()
+    backbone = AutoModelForSpeechSeq2Seq.from_pretrained(own[0][9:] if own else starter.resolve("starter/sound"))
+    adapted = PeftModel.from_pretrained(backbone.float().eval(), str(straight / "adapter"))
+    given = features | {"decoder_input_ids": torch.tensor([[357, 300, 301]])}
+    torch.testing.assert_close(adapted(**given).logits, stock(**given).logits, atol=1e-4, rtol=1e-4)
+    with adapted.disable_adapter():
+        assert not torch.allclose(adapted(**given).logits, stock(**given).logits, atol=1e-3)
