@@ -26,6 +26,7 @@ print(type(PeftModel.from_pretrained(backbone, sys.argv[2]).base_model).__name__
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_stock_peft_loads_our_tuners_after_one_import(tmp_path: Path) -> None:
     base = tiny("Llama")

@@ -104,8 +104,7 @@ def adapter(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained / "adapter", tmp_path / "adapter"))
 
 
-@pytest.mark.slow
-@pytest.mark.nightly(but=["change3"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "change",
     [

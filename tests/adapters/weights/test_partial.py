@@ -179,6 +179,7 @@ def test_recomputed_activations_see_the_copies(name: str) -> None:
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about itself
 def test_compiled_layers_see_the_copies_that_are_active_now() -> None:

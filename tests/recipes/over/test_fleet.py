@@ -276,6 +276,7 @@ def test_classifiers_of_different_classes_equal_runs_of_their_own(own: dict[str,
         assert evaluate(folder, []) == json.loads((folder / "scores.json").read_text())["after"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_killed_again_and_again_it_ends_with_the_same_bits(
     fleet: Path, sections: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -90,6 +90,7 @@ def test_freed_memory_is_used_again() -> None:
     assert kept < plain / 10
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
 def test_gaps_between_tensors_are_given_back() -> None:
     tensors = [torch.ones(2**14) for _ in range(2000)]  # of 64 KiB, which come from the heap

@@ -48,7 +48,7 @@ def run(folder: Path, name: str, sections: dict[str, Any], **more: Any) -> RunRe
     return read(folder / name)
 
 
-@pytest.mark.nightly(but=["crossval-pictures", "classify-texts"])
+@pytest.mark.nightly(but=["crossval-pictures"])
 @pytest.mark.parametrize("rows", ["pictures", pytest.param("texts", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("recipe", ["classify", "crossval"])
 def test_the_same_training_with_and_without(

@@ -118,6 +118,7 @@ def test_a_sweep_in_one_bank_is_its_members_alone(home: Path) -> None:
         assert each == pytest.approx(scores[1][split], rel=1e-3)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # of torch's exporter
 def test_a_member_of_a_sweep_over_seeds_is_a_run_of_its_own(home: Path) -> None:
     """Its file makes it again, and verbs take its directory."""

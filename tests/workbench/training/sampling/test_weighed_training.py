@@ -203,6 +203,7 @@ def test_labels_of_rows_are_tilted_too(tmp_path: Path, train: Run, ways: dict[st
     assert losses(whole) != losses(train(*words, name="even"))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_processes_compute_what_one_does(
     train: Run, ways: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
