@@ -18,7 +18,7 @@ import soundfile
 import soxr
 import torch
 from peft import PeftModel
-from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, AutoTokenizer
+from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, AutoTokenizer, VoxtralConfig
 
 import workbench
 from tests.run_files import read_losses, read_scores
@@ -30,7 +30,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.transcripts import TranscriptEncoder
 from workbench.errors import Stopped, WorkbenchError
 from workbench.evaluation import transcript_scores
-from workbench.models import backbones, output_heads
+from workbench.models import backbones, output_heads, sound_processor
 from workbench.models.sound_processor import FeatureProcessor
 from workbench.recipes.load import load
 from workbench.recipes.tasks.sft import text_run
@@ -227,6 +227,8 @@ def test_a_model_that_hears_reads_no_text_and_an_encoder_writes_nothing(rows: Pa
     with pytest.raises(WorkbenchError, match="WhisperConfig has no sequence-to-sequence language model"):
         workbench.check("sft/quickstart", ["model.id=starter/sound"])
     hears = save_sound(tmp_path / "hubert", "hubert")
+    with pytest.raises(WorkbenchError, match=r"VoxtralConfig hears recordings within a conversation.*Take a Whisper"):
+        sound_processor.of(load("sft/speech", []), VoxtralConfig())
     with pytest.raises(WorkbenchError, match="the folder holds no tokenizer"):
         workbench.check("sft/speech", words(rows, "data.ignore=[]", f"model.id={hears}"))
     with pytest.raises(WorkbenchError, match=r"Write data\.format=audio"):
