@@ -48,7 +48,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        number = int(body["messages"][-1]["content"].split()[-1].rstrip("?"))
+        said = body["messages"][-1]["content"]
+        number = int((said if isinstance(said, str) else said[-1]["text"]).split()[-1].rstrip("?"))
         with self.server.lock:
             time = sum(each["number"] == number for each in self.server.asked)
             self.server.asked.append({"number": number, **body})

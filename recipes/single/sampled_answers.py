@@ -6,9 +6,11 @@ all) and its own number.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
+import mimetypes
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -25,19 +27,20 @@ from workbench.config.model_heads import TEXT
 from workbench.config.sections.distill_config import RequestLimits
 from workbench.config.sections.rewards_config import RewardSource
 from workbench.data.batching import Indices
-from workbench.data.text import generated_answers
+from workbench.data.text import generated_answers, media
 from workbench.data.text.formats import Example
 from workbench.data.text.generated_answers import Answer, answer_to
+from workbench.data.text.media import Media
 from workbench.data.text.messages import Message, split_thoughts
 from workbench.data.text.prompts import PROMPT, reworded
 from workbench.data.text.row_encoder import row_encoder
 from workbench.errors import BackboneError, ConfigError, FileError
 from workbench.evaluation import comparison, metrics, rewards
 from workbench.evaluation.comparison import PairedScore
-from workbench.evaluation.generation import AnswerSampler, question_ids
+from workbench.evaluation.generation import AnswerSampler, question_of
 from workbench.evaluation.perplexity import answer_likelihoods
 from workbench.evaluation.rewards import SPREAD, final_answers
-from workbench.models import backbones, output_heads
+from workbench.models import backbones, output_heads, picture_processor
 from workbench.models.exported import ExportedModel
 from workbench.runs.openai_client import OpenAIClient, reason
 
@@ -203,9 +206,14 @@ class LocalWriter:
                 f"{self.name}: answers are drawn from causal backbones, and this is an encoder-decoder. Name another "
                 "model."
             )
-        prompts = [question_ids(model, question) for question in questions]
+        asked = [question_of(model, question) for question in questions]
+        prompts, pictures = [each.ids for each in asked], [each.pictures for each in asked]
         sampler = AnswerSampler(
-            model.model, known=len(model.tokenizer), stop=model.stop, temperature=settings.temperature
+            model.model,
+            known=len(model.tokenizer),
+            stop=model.stop,
+            temperature=settings.temperature,
+            processor=model.template.processor,
         )
         # Answers are known by rows, not by batches, which on an accelerator depend on its memory.
         for whole in sampler.batches(prompts, answers=settings.n, tokens=settings.max_new_tokens):
@@ -218,7 +226,8 @@ class LocalWriter:
                 )
                 for row in batch
             ]
-            written = sampler.answer([prompts[row] for row in batch], draws)
+            shown = [pictures[row] for row in batch]
+            written = sampler.answer([prompts[row] for row in batch], draws, shown if any(shown) else ())
             every = [
                 (row, number, ids)
                 for row, group in zip(batch, written, strict=True)
@@ -227,8 +236,8 @@ class LocalWriter:
             likelihoods: Sequence[float | None] = [None] * len(every)
             if settings.likelihood:
                 count = len(settings.wordings)
-                pairs = [(prompt, ids) for row, _, ids in every for prompt in prompts[row - row % count :][:count]]
-                each_AW = np.reshape(answer_likelihoods(model.model, model.head, pairs), (-1, count))
+                told = [each.answered(ids) for row, _, ids in every for each in asked[row - row % count :][:count]]
+                each_AW = np.reshape(answer_likelihoods(model, told), (-1, count))
                 # Rounded, so that they do not depend on which answers are read together.
                 likelihoods = each_AW.mean(1).round(6).tolist()
             groups: Written = {row: {} for row in batch}
@@ -251,7 +260,8 @@ def stock(model: ModelConfig, config: RunConfig) -> ExportedModel:
     """A model that no run trained, with its own chat template. `config`: a run over it."""
     tokenizer = backbones.tokenizer(model)
     loaded = backbones.load(model, tokenizer, task=TEXT).model
-    template = row_encoder(config.model_copy(update={"model": model}), loaded.config, tokenizer)
+    own = config.model_copy(update={"model": model})
+    template = row_encoder(own, loaded.config, tokenizer, processor=picture_processor.of(own, loaded.config))
     ends: Any = getattr(loaded.generation_config, "eos_token_id", None)
     stop = {*template.stops(), *([ends] if isinstance(ends, int) else ends or ())}  # type: ignore[union-attr]
     return ExportedModel(loaded, output_heads.find(loaded, loaded), tokenizer, template, sorted(stop))
@@ -352,7 +362,10 @@ class ServedWriter:
             "temperature": settings.temperature,
             "seed": seed,
         }
-        messages = [{name: value for name, value in each.items() if name != "loss"} for each in question.messages]
+        messages = [
+            {name: value for name, value in each.items() if name != "loss"}
+            for each in media.in_parts(question.messages, _for_a_server)
+        ]
         body |= {"messages": messages} if messages else {"prompt": question.whole_text}
         body |= {"tools": list(question.tools)} if question.tools else {}
         body |= {"logprobs": True if messages else 1} if settings.likelihood else {}
@@ -381,6 +394,14 @@ class ServedWriter:
             f"{self.key}={self.url} does not say how likely an answer is: {why}. Name a run or a folder of a model in "
             "its place, which is asked here, or score by vote instead."
         )
+
+
+def _for_a_server(picture: Media) -> str:
+    """The address of a picture, or itself, as a server takes it, which reads no files of this machine."""
+    if not (path := Path(address := str(picture.value))).is_absolute():
+        return address
+    kind = mimetypes.guess_type(path.name)[0] or "image/png"
+    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _read_answer(response: httpx2.Response, *, chat: bool) -> WrittenAnswer:
@@ -726,7 +747,8 @@ TO = tuple(_MAKERS)
 def _prompt(question: Example) -> Row:
     if not question.messages:
         return {"prompt": question.whole_text}
-    return {"messages": list(question.messages), **({"tools": list(question.tools)} if question.tools else {})}
+    messages = media.in_parts(question.messages, lambda each: str(each.value))
+    return {"messages": messages, **({"tools": list(question.tools)} if question.tools else {})}
 
 
 def _worded(answer: ScoredAnswer, name: str = "wording") -> Row:
@@ -739,5 +761,6 @@ def _answered(question: Example, answer: ScoredAnswer) -> Row:
         return _prompt(question) | {"messages": list(answer.messages), **reward}
     if not question.messages:
         return _prompt(question) | {"completion": answer.text, **reward}
-    turns = [*question.messages, {"role": "assistant", "content": answer.text}]
-    return _prompt(question) | {"messages": turns, **reward}
+    prompt = _prompt(question)
+    turns = [*prompt["messages"], {"role": "assistant", "content": answer.text}]
+    return prompt | {"messages": turns, **reward}

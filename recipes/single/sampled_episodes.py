@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from workbench.data.text import generated_answers
+from workbench.data.text import generated_answers, media
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.data.text.generated_answers import Episode
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation.generation import AnswerSampler, question_ids
+from workbench.evaluation.generation import AnswerSampler, question_of
 from workbench.evaluation.tools.episodes import EpisodePlayer, EpisodeStart
 from workbench.evaluation.tools.toolbox import Toolbox
 from workbench.recipes.single.sampled_answers import LocalWriter, Questions, SampleSettings, Written, WrittenAnswer
@@ -41,6 +41,10 @@ class EpisodeWriter(LocalWriter):
     def offered(self, questions: Questions) -> Questions:
         """The prompts, which offer the tools."""
         for question, _ in questions:
+            if media.of_messages(question.messages):
+                raise DataError(
+                    f"{question.place}: has a picture, and {self.name} plays episodes over text alone. Leave it out."
+                )
             if question.text or question.tools:
                 why = "is raw text, which has no turns" if question.text else "has tools of its own"
                 raise DataError(
@@ -61,7 +65,7 @@ class EpisodeWriter(LocalWriter):
         sampler = AnswerSampler(
             model.model, known=len(model.tokenizer), stop=player.stop, temperature=settings.temperature
         )
-        prompts = [question_ids(model, question) for question in questions]
+        prompts = [question_of(model, question).ids for question in questions]
         for whole in sampler.batches(prompts, answers=settings.n, tokens=limit):
             batch = [int(row) for row in whole if int(row) not in known]
             if not batch:

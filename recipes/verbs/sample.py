@@ -18,7 +18,7 @@ from workbench.data.text.prompts import PROMPT, own_answer, read_questions
 from workbench.errors import BackboneError, ConfigError
 from workbench.evaluation import rewards
 from workbench.evaluation.tools.toolbox import toolbox
-from workbench.models import backbones, exported
+from workbench.models import backbones, exported, picture_processor
 from workbench.recipes.load import load
 from workbench.recipes.single import sampled_answers
 from workbench.recipes.single.sampled_answers import (
@@ -71,7 +71,7 @@ def sample(
         teacher: A run directory, a folder or hub id of a model, or the address of a server with OpenAI's interface up
             to /v1, which is sent the prompts and the key in OPENAI_API_KEY.
         prompts: Rows to answer; answers that they hold are ignored.
-        overrides: `key=value` words of sections data and evaluate; of a model also of section model.
+        overrides: `key=value` words of sections data, image and evaluate; of a model also of section model.
         score: Rewards that are added up: `number`, `unit_tests`, `vote`, `likelihood`, `my.py:function`, a reward
             run, `{kind: ...}`.
         out: A .jsonl file to write.
@@ -119,7 +119,9 @@ def sample(
     limits = parse(RequestLimits, requests, source="the command line")
     config, writer = _writer(str(teacher), overrides, model, limits, trust=trust)
     skipped: list[str] = []
-    questions: Questions = list(read_questions(prompts, config.data, skipped))
+    read = list(read_questions(prompts, config.data, skipped))
+    told = picture_processor.addressed([question for question, _ in read], config.image, fetch=config.data.fetch)
+    questions: Questions = [(question, columns) for question, (_, columns) in zip(told, read, strict=True)]
     rewarded = False
     if isinstance(writer, EpisodeWriter):
         writer.require(settings, sources)
@@ -228,7 +230,7 @@ def _writer(
             return config, LocalWriter(teacher, lambda: exported.load(run, config), identity)
         identity["tools"] = tools.identity
         return config, EpisodeWriter(teacher, lambda: exported.load(run, config), identity, tools=tools)
-    known = ("data.", "evaluate.", *(() if served else ("model.",)))
+    known = ("data.", "evaluate.", "image.", *(() if served else ("model.",)))
     if other := next((word for word in overrides if not word.startswith(known)), None):
         raise ConfigError(f"{other}: sample reads {', '.join(f'{each}*' for each in known)} of a configuration alone.")
     values = load("sft/quickstart").model_dump(mode="json")

@@ -15,7 +15,7 @@ from workbench.data.text.generated_answers import Answer, answer_to
 from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError
 from workbench.evaluation import comparison, rewards
-from workbench.evaluation.generation import question_ids
+from workbench.evaluation.generation import question_of
 from workbench.models import exported
 from workbench.recipes.verbs import generate
 from workbench.recipes.verbs.asked_config import asked_config
@@ -156,8 +156,14 @@ def _files(config: RunConfig) -> list[str]:
 def _answers(run: Path, config: RunConfig, questions: Questions, contest: Contest) -> list[Answer]:
     """A run's answers, from its own template and tokenizer."""
     model = exported.load(run, config)
-    prompts = [question_ids(model, question) for question, _ in questions]
+    asked = [question_of(model, question) for question, _ in questions]
     texts = evaluation.complete(
-        model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=contest.max_new_tokens
+        model.model,
+        [each.ids for each in asked],
+        model.tokenizer,
+        stop=model.stop,
+        max_new_tokens=contest.max_new_tokens,
+        pictures=[each.pictures for each in asked],
+        processor=model.template.processor,
     )
     return [answer_to(question, text, row) for (question, row), text in zip(questions, texts, strict=True)]

@@ -22,7 +22,7 @@ import workbench
 from tests.stopping import stop_after
 from tests.vision_families import save
 from tests.workbench.evaluation.serving.conftest import SETTINGS
-from workbench.errors import ConfigError, DataError, Stopped
+from workbench.errors import ConfigError, Stopped
 from workbench.evaluation.serving.app import Server
 from workbench.models import backbones, exported
 from workbench.recipes.verbs import serving
@@ -269,6 +269,23 @@ def test_it_answers_rows_and_prompts_with_pictures(run: Path, rows: Path) -> Non
     )
 
 
+def test_sampled_answers_are_rows_with_the_same_pictures(
+    run: Path, words: list[str], rows: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    drawn = workbench.sample(run, str(rows), out=out, score=["likelihood"], to="all", n=2, max_new_tokens=3)
+    assert (drawn.prompts, drawn.answers) == (25, 50) and drawn.reward is not None
+    cold = {"to": "all", "n": 1, "temperature": 1e-4, "max_new_tokens": 3}
+    workbench.sample(run, str(rows), out=tmp_path / "cold.jsonl", **cold)
+    lines = [json.loads(line) for line in (tmp_path / "cold.jsonl").read_text().splitlines()]
+    greedy = workbench.predict(run, str(rows), max_new_tokens=3).table["answer"].str.strip()
+    assert [line["messages"][-1]["content"].strip() for line in lines] == greedy.tolist()
+    elsewhere = [each for each in words if not each.startswith(("image.folder", "data.train"))]
+    found = [workbench.check("sft/quickstart", own) for own in (words, [*elsewhere, f"data.train={out}"])]
+    known, again = ({*each.data.train.pictures, *each.data.held_out.pictures} for each in found)
+    assert known == again, "no setting says where they are"
+
+
 def test_a_server_answers_about_pictures_that_requests_hold(run: Path, rows: Path) -> None:
     models = serving.load(serving.named([str(run)], trust=False), SETTINGS)
     client = TestClient(Server(models, SETTINGS.limits).app, base_url="http://127.0.0.1")
@@ -307,5 +324,3 @@ def test_what_takes_rows_for_tokens_alone_is_refused(run: Path, words: list[str]
     }.items():
         with pytest.raises(ConfigError, match=reason):
             workbench.check("sft/quickstart", [*words, setting])
-    with pytest.raises(DataError, match="answers to pictures are written by"):
-        workbench.sample(run, str(rows), out=tmp_path / "answers.jsonl")

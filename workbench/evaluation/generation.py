@@ -679,17 +679,10 @@ class Question(NamedTuple):
     pictures: str
     """Names its pictures, as the processor of the model's template keeps them; empty where it has none."""
 
-
-def question_ids(model: ExportedModel, example: Example) -> Indices:
-    """Token ids that an answer to `example` starts from; raises DataError where there are none, or too many to read, or
-    where it has a picture."""
-    question = question_of(model, example)
-    if question.pictures:
-        raise DataError(
-            f"{example.place}: has a picture, and answers to pictures are written by `workbench generate`, `predict`, "
-            "`evaluate` and `serve` alone. Leave the row out."
-        )
-    return question.ids
+    def answered(self, ids: Indices) -> Row:
+        """The row of an answer to it, which alone carries loss."""
+        whole = np.concatenate([self.ids, ids])
+        return Row(whole, np.arange(len(whole)) >= len(self.ids), pictures=self.pictures)
 
 
 def question_of(model: ExportedModel, example: Example) -> Question:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,15 @@ from torch.nn import functional as F
 
 from workbench import losses
 from workbench.data import named_sets
-from workbench.data.batching import Indices, MicroBatch, Row, collate
+from workbench.data.batching import Collate, Indices, MicroBatch, Row, collate
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation.forward_passes import ModelResults, over_rows
 from workbench.losses.chunked_loss import chunks
 from workbench.models.output_heads import Head
 from workbench.runs import units
+
+if TYPE_CHECKING:
+    from workbench.models.exported import ExportedModel
 
 Floats = npt.NDArray[np.float64]
 
@@ -143,6 +146,7 @@ class AnswerRows:
     """Answers as token ids, each behind its prompt."""
 
     rows: Sequence[Row]
+    collate: Collate
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -155,13 +159,13 @@ class AnswerRows:
         return self.rows[index]
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        return collate([self.rows[index] for index in indices], epoch=epoch)
+        return self.collate([self.rows[index] for index in indices], epoch=epoch)
 
 
-def answer_likelihoods(model: nn.Module, head: Head, pairs: Sequence[tuple[Indices, Indices]]) -> list[float]:
-    """Mean log-probability of an answer's tokens behind its prompt, in nats, for pairs of prompt and answer."""
-    rows = [Row(np.concatenate(pair), np.arange(sum(map(len, pair))) >= len(pair[0])) for pair in pairs]
-    return [-loss / count for loss, _, count in row_likelihoods(model, head, AnswerRows(rows))]
+def answer_likelihoods(model: ExportedModel, rows: Sequence[Row]) -> list[float]:
+    """Mean log-probability of each answer's tokens behind its prompt, in nats."""
+    found = row_likelihoods(model.model, model.head, AnswerRows(rows, model.template.collate))
+    return [-loss / count for loss, _, count in found]
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import base64
 import hashlib
 import io
 import json
+import mimetypes
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from inspect import Parameter, signature
 from pathlib import Path
@@ -28,7 +29,7 @@ import numpy.typing as npt
 import PIL
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
-from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PretrainedConfig
 
 from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.config.sections.image_config import ImageConfig
@@ -36,7 +37,8 @@ from workbench.data.images import picture_sources
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_store import use
 from workbench.data.stored_files import stamp
-from workbench.data.text.media import KINDS, TYPES, KeptPictures, Media
+from workbench.data.text.formats import Example
+from workbench.data.text.media import KEY, KINDS, TYPES, KeptPictures, Media
 from workbench.errors import BackboneError, DataError
 from workbench.models import sound_processor
 from workbench.models.backbone_source import source_arguments, source_path
@@ -46,7 +48,6 @@ from workbench.runs import addresses, files
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
-    from transformers import PretrainedConfig
 
 VERSION = "2"  # raise it when what is kept changes
 SIDE = 96  # longest side of the small pictures that reports show, in pixels
@@ -178,13 +179,29 @@ class PictureProcessor:
         folder = None if medium.folder is None else Path(medium.folder)
         try:
             found = None
-            if isinstance(self.image.folder, str) and folder is not None:
+            whole = isinstance(value, str) and (value.startswith("data:") or Path(value).is_absolute())
+            if isinstance(self.image.folder, str) and folder is not None and not whole:
                 found = _finder(self.image.folder, folder)(value)
             return found or picture_sources.file_of(
                 value, where, folder, KINDS[medium.kind].columns[-1], picture_sources.PICTURE
             )
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
+
+    def address(self, medium: Media, where: str) -> str:
+        """Where the picture of a row is found from anywhere: its address, its whole path, or itself as a data URI.
+        Raises as `file_of`."""
+        if isinstance(medium.value, str) and addresses.is_address(medium.value):
+            return medium.value
+        file = self.file_of(medium, where)
+        if file.path is not None and not file.member and file.span is None:
+            return str(file.path.resolve())
+        data, kind = file.read(), mimetypes.guess_type(file.name)[0] or "image/png"
+        if file.shape is not None:
+            buffer = io.BytesIO()
+            file.image(max_pixels=self.image.max_pixels).save(buffer, "PNG")
+            data = buffer.getvalue()
+        return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
     def kept(self, media: Sequence[Media], where: str) -> KeptPictures:
         """The pictures of a row as the processor makes them, from their file where they were made before. Raises
@@ -373,6 +390,23 @@ def _unpacked(path: Path) -> dict[str, npt.NDArray[Any]]:
         for name, array in sorted(tensors.items())
         if not name.endswith(".values")
     }
+
+
+def addressed(questions: Sequence[Example], image: ImageConfig, *, fetch: bool) -> list[Example]:
+    """Examples whose pictures are told by addresses, which other files and a server can be given. Raises DataError: one
+    is not there."""
+    reader = PictureProcessor(ModelConfig(), PretrainedConfig, image, fetch)
+
+    def told(example: Example) -> Example:
+        messages = [
+            {**message, KEY: [replace(each, value=reader.address(each, example.place)) for each in message[KEY]]}
+            if KEY in message
+            else message
+            for message in example.messages
+        ]
+        return replace(example, messages=tuple(messages))
+
+    return [told(each) for each in questions]
 
 
 @lru_cache(maxsize=4)

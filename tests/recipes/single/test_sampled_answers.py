@@ -8,11 +8,13 @@ import signal
 import subprocess
 import threading
 import time
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from tests import forked
@@ -24,7 +26,7 @@ from workbench.cli.verbs import app
 from workbench.config import DataConfig, ModelConfig
 from workbench.data.text import formats
 from workbench.data.text.chat import ChatEncoder
-from workbench.errors import BackboneError, ConfigError
+from workbench.errors import BackboneError, ConfigError, DataError
 from workbench.models import backbones
 from workbench.recipes.single.sampled_answers import SampledRows, as_learnt
 from workbench.recipes.verbs.sample import sample
@@ -56,6 +58,21 @@ def _dripping(handler: Any) -> Any:
             handler.wfile.flush()
             threading.Event().wait(0.05)
     return handler
+
+
+def test_a_server_is_sent_the_pictures_of_prompts(server: FakeServer, asked: Path) -> None:
+    Image.new("RGB", (9, 9), "red").save(asked.parent / "red.png")
+    write_lines(asked, [{"question": "What comes <image> after 3?", "image": "red.png"}])
+    write(server, asked, to="all", n=1)
+    first, picture, last = server.asked[0]["messages"][0]["content"]
+    assert (first["text"], last["text"]) == ("What comes ", " after 3?")
+    kind, _, data = picture["image_url"]["url"].partition(",")
+    assert kind == "data:image/png;base64" and b64decode(data) == (asked.parent / "red.png").read_bytes()
+    (row,) = read_lines(asked.parent / "out.jsonl")
+    assert row["messages"][0]["content"][1]["image_url"]["url"] == str((asked.parent / "red.png").resolve())
+    (asked.parent / "red.png").unlink()
+    with pytest.raises(DataError, match=r"asked.jsonl, row 1: .*red.png does not exist"):
+        write(server, asked, "again.jsonl", to="all", n=1)
 
 
 def test_failures_that_pass_leave_the_same_file(

@@ -22,7 +22,7 @@ from workbench.data.rows import read_rows
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation.generation import question_ids
+from workbench.evaluation.generation import question_of
 from workbench.models import backbones, exported
 from workbench.recipes.load import load
 from workbench.recipes.task import PredictionTable
@@ -166,7 +166,7 @@ def test_a_prompt_of_no_tokens_is_told() -> None:
     template = ChatEncoder(backbones.tokenizer(ModelConfig()))
     model: Any = SimpleNamespace(template=template, model=SimpleNamespace(config=LlamaConfig()))
     with pytest.raises(DataError, match="the prompt is empty"):
-        question_ids(model, Example("the prompt", text=(("", False),)))
+        question_of(model, Example("the prompt", text=(("", False),)))
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's use of it
@@ -176,7 +176,7 @@ def test_the_longest_prompt_leaves_a_position_for_the_answer_and_those_of_virtua
     count = len(template.question(question))
 
     def asked(model: Any) -> int:
-        return len(question_ids(cast(Any, SimpleNamespace(template=template, model=model)), question))
+        return len(question_of(cast(Any, SimpleNamespace(template=template, model=model)), question).ids)
 
     assert asked(SimpleNamespace(config=BartConfig(max_position_embeddings=count))) == count
     plain = tiny("Llama", max_position_embeddings=count + 1)

@@ -164,8 +164,8 @@ def test_likelihoods_are_means_over_wordings_of_stock_forward_passes(
     drawn: dict[tuple[int, ...], list[Indices]] = {}
     answer = AnswerSampler.answer
 
-    def kept(self: AnswerSampler, prompts: Sequence[Indices], draws: Sequence[Any]) -> list[list[Indices]]:
-        groups = answer(self, prompts, draws)
+    def kept(self: AnswerSampler, prompts: Sequence[Indices], draws: Sequence[Any], *shown: Any) -> list[list[Indices]]:
+        groups = answer(self, prompts, draws, *shown)
         drawn.update({tuple(prompt.tolist()): group for prompt, group in zip(prompts, groups, strict=True)})
         return groups
 
@@ -266,11 +266,13 @@ def test_a_command_that_was_stopped_goes_on_equally(
     batches: list[int] = []
     answer = AnswerSampler.answer
 
-    def counted(self: AnswerSampler, prompts: Sequence[Indices], draws: Sequence[Any]) -> list[list[Indices]]:
+    def counted(
+        self: AnswerSampler, prompts: Sequence[Indices], draws: Sequence[Any], *shown: Any
+    ) -> list[list[Indices]]:
         batches.append(len(prompts))
         if stopped != "scoring" and len(batches) == 3:
             raise KeyboardInterrupt
-        return answer(self, prompts, draws)
+        return answer(self, prompts, draws, *shown)
 
     monkeypatch.setattr(AnswerSampler, "answer", counted)
     broken = asked.with_name("broken")
@@ -291,11 +293,13 @@ def test_a_machine_that_puts_other_prompts_together_leaves_none_out(
     whole = _sample(trained, asked, "whole.jsonl", to="all")
     answer, calls = AnswerSampler.answer, list[int]()
 
-    def stopped(self: AnswerSampler, prompts: Sequence[Indices], draws: Sequence[Any]) -> list[list[Indices]]:
+    def stopped(
+        self: AnswerSampler, prompts: Sequence[Indices], draws: Sequence[Any], *shown: Any
+    ) -> list[list[Indices]]:
         calls.append(len(prompts))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return answer(self, prompts, draws)
+        return answer(self, prompts, draws, *shown)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(AnswerSampler, "answer", stopped)

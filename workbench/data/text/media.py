@@ -7,7 +7,8 @@ message holds these in their order. Other kinds of parts, such as sound, are one
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -148,6 +149,20 @@ def numbers(keys: Sequence[str]) -> Tensor:
     import torch
 
     return torch.tensor([list(bytes.fromhex(key)) for key in keys if key], dtype=torch.uint8)
+
+
+def in_parts(messages: Sequence[Mapping[str, Any]], address: Callable[[Media], str]) -> list[dict[str, Any]]:
+    """Messages whose pictures stand in parts of their contents, as OpenAI's interface has them. `address`: of each."""
+    told = list[dict[str, Any]]()
+    for message in messages:
+        message = dict(message)
+        own = [{"type": "image_url", "image_url": {"url": address(each)}} for each in message.pop(KEY, ())]
+        if own:
+            texts = [{"type": "text", "text": text} for text in message["content"].split(MARK)]
+            pairs = itertools.chain.from_iterable(itertools.zip_longest(texts, own))
+            message["content"] = [part for part in pairs if part is not None and part.get("text") != ""]
+        told.append(message)
+    return told
 
 
 def of_messages(messages: Sequence[dict[str, Any]]) -> list[Media]:
