@@ -41,6 +41,7 @@ _REPORT = (
 )
 """Policy of a report, which may come from anybody: it is shown, but nothing in it is executed."""
 _BODY = 2**20
+_CHAT = 2**23
 """Most bytes of a request."""
 _BODY_S = 30.0
 """Seconds in which a request must have come."""
@@ -312,7 +313,7 @@ class Page:
         return self._chat.state
 
     async def _chat_answer(self, request: Request) -> Response:
-        lines = await asyncio.to_thread(self._chat.lines, await _body(request))
+        lines = await asyncio.to_thread(self._chat.lines, await _body(request, most=_CHAT))
 
         async def until_the_end() -> AsyncIterator[bytes]:
             async for line in iterate_in_threadpool(lines):
@@ -352,14 +353,14 @@ class _Json(JSONResponse):
             return json.dumps(nothing).encode()
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _body(request: Request, *, most: int = _BODY) -> dict[str, Any]:
     """The JSON object that was sent."""
     try:
-        payload = json.loads(await asyncio.wait_for(body_of(request, most=_BODY), _BODY_S))
+        payload = json.loads(await asyncio.wait_for(body_of(request, most=most), _BODY_S))
     except TimeoutError:
         raise HTTPException(408, f"The request has not come in {_BODY_S:g} seconds.") from None
     except TooLarge:
-        raise HTTPException(413, f"The request has more than {_BODY:,} bytes.") from None
+        raise HTTPException(413, f"The request has more than {most:,} bytes.") from None
     except (ValueError, RecursionError):
         payload = None
     if not isinstance(payload, dict) or not is_unicode(payload):

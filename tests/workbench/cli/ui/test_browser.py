@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+import workbench
+from tests.run_files import write_lines
+from tests.vision_families import save
 from tests.workbench.cli.ui.made_runs import HOSTILE, log, make_run, row, served, write_layers, write_samples
 from workbench.cli.ui.job_queue import state_folder
 from workbench.runs import evaluation_request
@@ -324,6 +328,39 @@ def test_two_runs_and_their_backbone_answer_side_by_side(page: Any, folder: Path
         assert one and one == other and bare != one, "a copy answers alike, the backbone otherwise"
         page.get_by_role("button", name="Free the memory").click()
         page.wait_for_selector("text=No run is loaded.")
+
+
+@pytest.mark.nightly
+def test_a_chat_shows_its_run_a_picture(page: Any, folder: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (40, 40), "red").save(tmp_path / "red.png")
+    Image.effect_noise((3000, 3000), 90).save(tmp_path / "huge.png")
+    rows = [{"question": f"Which colour has {n}?", "answer": "red", "image": "red.png"} for n in range(10)]
+    write_lines(tmp_path / "rows.jsonl", rows[2:])
+    write_lines(tmp_path / "held.jsonl", rows[:2])
+    words = [f"model.id={save('llava', tmp_path / 'llava', mixed=True)}", f"data.train={tmp_path / 'rows.jsonl'}"]
+    words += [f"data.held_out={tmp_path / 'held.jsonl'}", "train.steps=1", "evaluate.answers=0", "evaluate.every=null"]
+    workbench.run("sft/quickstart", words, out=folder / "seeing", quiet=True)
+    with served(folder) as address:
+        _open(page, address, "#/chat?run=seeing")
+        page.wait_for_selector("select option[value=seeing]", state="attached")
+        page.get_by_role("button", name="Load").click()
+        page.wait_for_selector("text=seeing ready.")
+        page.get_by_label("Most tokens").fill("3")
+        page.set_input_files("input[type=file]", [tmp_path / "huge.png", tmp_path / "red.png", tmp_path / "red.png"])
+        page.wait_for_selector("text=huge.png: the pictures of a conversation have at most 5 MB")
+        _until(page, "document.querySelectorAll('.thumb').length === 2")
+        with page.expect_file_chooser():
+            page.get_by_role("button", name="Add a picture").press("Enter")
+        page.get_by_role("button", name="Remove red.png").first.press("Enter")
+        _until(page, "document.querySelectorAll('.thumb').length === 1")
+        page.get_by_label("Message", exact=True).fill("Which colour?")
+        page.keyboard.press("Control+Enter")
+        _until(page, "document.querySelectorAll('.talk .card p.soft').length === 1")
+        assert page.locator(".talk p.bad").count() == 0 and page.locator(".turn.user img").count() == 1
+        wanted = workbench.generate(
+            folder / "seeing", "Which colour?", pictures=[tmp_path / "red.png"], max_new_tokens=3
+        )
+        assert page.locator(".turn.assistant").inner_text().strip() == wanted.strip()
 
 
 def test_a_form_plans_and_starts_a_run_that_the_page_follows(page: Any, folder: Path) -> None:
