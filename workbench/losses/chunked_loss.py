@@ -133,6 +133,11 @@ def planned_for(memory: int | None) -> Iterator[None]:
         _PLANNED.reset(token)
 
 
+def planned_memory() -> int | None:
+    """Bytes of the accelerator that a plan is for, elsewhere; None: what is here computes."""
+    return _PLANNED.get()
+
+
 def on_cpu(device: torch.device) -> bool:
     """Whether a CPU computes, and not an accelerator that a plan is for."""
     return device.type == "cpu" and _PLANNED.get() is None

@@ -7,6 +7,7 @@ of its first epoch beside the optimizer's state, those that are not a step's fir
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from workbench.adapters import anatomy
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.data.packing import PADDED, RowLayout
+from workbench.losses import chunked_loss
 from workbench.models import attention_backend, weight_formats
 from workbench.planning.counters import ACTIVATIONS, MemoryLedger, Operations
 from workbench.planning.dry_trainings import Lengths, Model, Sequences, Training
@@ -56,6 +58,8 @@ class DryRun:
     """Bytes of inputs of blocks that wait in the host's memory, at most."""
     phases: Mapping[Phase, Mapping[str, int]] = field(default_factory=dict)
     """Bytes alive at the peak of each part of these steps, by what they are for; `at_peak` is the highest."""
+    decisive: frozenset[str] = frozenset()
+    """Micro-batches that no other exceeds in every phase; of a backbone of more blocks, too, no other takes most."""
 
     @property
     def peak(self) -> int:
@@ -63,9 +67,20 @@ class DryRun:
         return max(sum(self.at_peak.values()), self.evaluation)
 
 
-def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Iterable[nn.Module] = ()) -> DryRun:
-    """Carry out the parts of steps of `fit` that take most memory, on fake tensors. `held_out_loss`: computes what the
-    run evaluates, on its largest micro-batch. `others`: other models that are there: a teacher."""
+def dry_run(
+    fit: Training,
+    held_out_loss: Callable[[], object] | None,
+    *,
+    others: Sequence[nn.Module] = (),
+    decisive: frozenset[str] | None = None,
+) -> DryRun:
+    """Carry out the parts of steps of `fit` that take most memory, on fake tensors.
+
+    Args:
+        held_out_loss: Computes what the run evaluates, on its largest micro-batch; None: nothing is evaluated.
+        others: Other models that are there: a teacher.
+        decisive: Those of a backbone with fewer of the same blocks: no other micro-batch is carried out.
+    """
     fit.prepare()
     fit.freezer.follow(step=0, share=0)
     epoch, waiting = list(fit.micro_batches()), activation_offload.counted()
@@ -80,7 +95,8 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         _tell_gradients(fit, ledger, peaks.gradient)
         paths = chain.from_iterable(anatomy.blocks(fit.freezer.backbone))
         peaks.follow([fit.freezer.backbone.get_submodule(path) for path in paths])
-        flops, tokens = 0.0, 0
+        tried: dict[str, MicroBatchTrial] = {}
+        busiest, flops, tokens = "", 0.0, 0
         with peaks.seen("choice"):
             fit.choose()
         for moment, (step, share) in enumerate(_moments(fit)):
@@ -90,8 +106,12 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
             with ledger.making(OPTIMIZER):
                 fit.update(epoch[0][0])  # what an optimizer keeps, it keeps from here on
             done: list[tuple[MicroBatchTrial, int]] = []
+            costs = _costs(fit, alone=not others)
             for number, trial in enumerate(_trials(fit.train, epoch, fit.arrangement)):
-                if any(trial.takes_less(than, activations, _costs(fit)) for than, activations in done):
+                name = f"{moment} {number}"
+                if decisive is not None and name not in decisive:
+                    continue
+                if decisive is None and any(trial.takes_less(than, activations, costs) for than, activations in done):
                     continue
                 count, activations = 0.0, 0
                 for kind, part in fit.kinds.items():
@@ -100,23 +120,26 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
                     else:
                         for master in fit.masters:
                             master.grad = None
-                    with Operations() as operations, peaks.seen(f"{moment} {number} {kind}"):
+                    with Operations() as operations, peaks.seen(f"{name} {kind}"):
                         fit.backward(trial.rows, step=kind)
                     count += part * operations.count
                     activations = max(activations, peaks.last[ACTIVATIONS])
                 done.append((trial, activations))
+                tried[name] = trial
                 if count > flops:
-                    flops, tokens = count, int(fit.train.lengths[trial.rows].sum())
+                    busiest, flops, tokens = name, count, int(fit.train.lengths[trial.rows].sum())
             _give_gradients(fit, ledger)
             with peaks.seen(f"{moment} update"), ledger.making(OPTIMIZER):
                 fit.update(epoch[0][0])
         ledger.restart()
         fit.model.eval()
-        with torch.no_grad():
-            fit.masters.reading(held_out_loss) if isinstance(fit.masters, Sharded) else held_out_loss()
-        # An evaluation of an average takes beside it the values that train, whose place it takes.
-        swapped = max(min(copies, 1) * sum(each.nbytes for each in values) for values, copies in fit.averaged)
-        evaluation = ledger.peak + swapped
+        evaluation = 0
+        if held_out_loss is not None:
+            with torch.no_grad():
+                fit.masters.reading(held_out_loss) if isinstance(fit.masters, Sharded) else held_out_loss()
+            # An evaluation of an average takes beside it the values that train, whose place it takes.
+            swapped = max(min(copies, 1) * sum(each.nbytes for each in values) for values, copies in fit.averaged)
+            evaluation = ledger.peak + swapped
         del averages
     return DryRun(
         at_peak=highest(peaks.phases),
@@ -124,11 +147,41 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         micro_batches=max(len(each) for each in epoch),
         padded_tokens=max(fit.arrangement.tokens(_sequences(fit.train, rows)) for each in epoch for rows in each),
         flops_per_token=flops / tokens,
-        at_gradients=peaks.at_gradients,
-        at_recomputing=peaks.at_recomputing,
+        at_gradients=max(peaks.at_gradients.values(), default=0),
+        at_recomputing=max(peaks.at_recomputing.values(), default=0),
         offloaded=waiting.most,
         phases=peaks.phases,
+        decisive=frozenset({busiest, *_decisive(tried, peaks, pairs=costs.pair > MASKS)}),
     )
+
+
+def _decisive(tried: Mapping[str, MicroBatchTrial], peaks: _Peaks, *, pairs: bool) -> Iterator[str]:
+    """Yield micro-batches that no other exceeds in all phases and in what grows with the blocks. `pairs`: whether bytes
+    do with pairs of tokens."""
+    sizes = {name: Counter[tuple[str, str, int]]() for name in tried}
+    moments: Iterator[tuple[Phase, int]] = chain(
+        ((phase, sum(held.values())) for phase, held in peaks.phases.items()),
+        (((what, "gradient", 0), size) for what, size in peaks.at_gradients.items()),
+        (((what, "recomputing", 0), size) for what, size in peaks.at_recomputing.items()),
+    )
+    for (what, part, number), size in moments:
+        name, _, kind = what.rpartition(" ")
+        # Near the last block all others hold their activations: there, bytes grow alike with the blocks.
+        phase = (kind, "end", 0) if number < 0 or part == "head" else (kind, part, number)
+        if name in sizes:
+            sizes[name][phase] = max(sizes[name][phase], size)
+    kept = list[str]()
+
+    def exceeded(name: str, other: str) -> bool:
+        own, than = tried[name], tried[other]
+        more = own.padded > than.padded or own.later > than.later or (pairs and own.pairs > than.pairs)
+        same = name.split()[0] == other.split()[0]  # moment, at which the same layers train
+        return same and not more and all(size <= sizes[other][key] for key, size in sizes[name].items())
+
+    for name in sorted(tried, key=lambda each: max(sizes[each].values(), default=0), reverse=True):
+        if not any(exceeded(name, each) for each in kept):
+            kept.append(name)
+    yield from kept
 
 
 def highest(phases: Mapping[Phase, Mapping[str, int]]) -> dict[str, int]:
@@ -144,13 +197,15 @@ class _Peaks:
         self.last: Mapping[str, int] = {}
         """The highest of what was seen last."""
         self.phases: dict[Phase, dict[str, int]] = {}
-        self.at_gradients = self.at_recomputing = 0
+        self.at_gradients, self.at_recomputing = Counter[str](), Counter[str]()
+        """Activations alive when a gradient comes, and from a recomputed block on, at most, by what was done."""
         self._phase: Phase = ("", "", 0)
         self._recomputes = self._watching = False
 
     def gradient(self) -> None:
         """A gradient came."""
-        self.at_gradients = max(self.at_gradients, self._ledger.alive(ACTIVATIONS))
+        name = self._phase[0]
+        self.at_gradients[name] = max(self.at_gradients[name], self._ledger.alive(ACTIVATIONS))
 
     def follow(self, blocks: Sequence[nn.Module]) -> None:
         """Tell apart what each of these blocks computes, and what comes after the last."""
@@ -207,12 +262,17 @@ class _Peaks:
         """Compare the peak since the last look with that of its phase, and with the last."""
         peak = self._ledger.at_peak
         if self._recomputes:
-            self.at_recomputing = max(self.at_recomputing, peak.get(ACTIVATIONS, 0))
+            name = self._phase[0]
+            self.at_recomputing[name] = max(self.at_recomputing[name], peak.get(ACTIVATIONS, 0))
         size = sum(peak.values())
         if size > sum(self.last.values()):
             self.last = peak
         if size > sum(self.phases.get(self._phase, {}).values()):
             self.phases[self._phase] = peak
+
+
+MASKS = 4.0 * 4
+"""Bytes of the masks of a pair of tokens, which all blocks share, at most."""
 
 
 class Costs(NamedTuple):
@@ -221,6 +281,12 @@ class Costs(NamedTuple):
     position: int  # bytes for each supervised position
     pair: float  # bytes for each pair of tokens in a row
     gradients: int  # bytes of the gradients that earlier micro-batches left
+    logits: int = 0  # bytes of a supervised position's logits, which exist for so many positions at once
+    at_once: float = math.inf
+
+    def of(self, supervised: float) -> float:
+        """Bytes of so many supervised positions."""
+        return self.position * supervised + self.logits * min(supervised, self.at_once)
 
 
 class MicroBatchTrial(NamedTuple):
@@ -235,29 +301,35 @@ class MicroBatchTrial(NamedTuple):
     def takes_less(self, than: MicroBatchTrial, activations: int, costs: Costs) -> bool:
         """Whether it cannot take more than another, which was carried out: its fewer tokens weigh more than all else.
         `activations`: at the peak of the other. Half of them are taken to be those of its tokens."""
-        token = max(0.0, activations - costs.position * than.supervised) / 2 / than.padded
+        token = max(0.0, activations - costs.of(than.supervised)) / 2 / than.padded
         spare = token * (than.padded - self.padded) + costs.gradients * (than.later - self.later)
-        positions, pairs = max(0.0, self.supervised - than.supervised), max(0, self.pairs - than.pairs)
-        more = costs.position * positions + (costs.pair * pairs if pairs else 0)
+        pairs = max(0, self.pairs - than.pairs)
+        more = max(0.0, costs.of(self.supervised) - costs.of(than.supervised)) + (costs.pair * pairs if pairs else 0)
         return self.padded <= than.padded and more <= spare
 
 
-def _costs(fit: Training) -> Costs:
-    """Bounds from above."""
+def _costs(fit: Training, *, alone: bool) -> Costs:
+    """Bounds from above. `alone`: whether no teacher's logits stand beside those of the model."""
     backbone, float32 = fit.freezer.backbone, torch.float32.itemsize
     pictures = not (anatomy.reads_tokens(backbone) or backbone.can_generate())
     # The configuration of the blocks that predict.
     body: Any = anatomy.body_config(backbone.config) if pictures else backbone.config.get_text_config(decoder=True)
     if body._attn_implementation == "eager" or fit.compares:
         pair = math.inf  # what computes attention's scores itself, or compares them, holds as much as it wants
+    elif fit.arrangement.packed and not fit.arrangement.prefix and not attention_backend.on_cpu(backbone.device):
+        pair = 0.0  # the kernel of packed rows keeps neither masks nor scores
     else:
-        pair = 4.0 * float32  # masks, and on CPUs the weights that attention keeps
-        if backbone.device.type == "cpu":
+        pair = MASKS  # and on CPUs the weights that attention keeps
+        if attention_backend.on_cpu(backbone.device):
             counts = getattr(body, "num_attention_heads", None) or getattr(body, "num_heads", None) or 0
             heads: int = counts if isinstance(counts, int) else max(counts)  # of the stage that has most
             pair += heads * (2 * len(fit.freezer.blocks) + 3 * float32)
     outputs, passes = 0 if pictures else body.vocab_size, 2 if fit.config.regularise.r_drop else 1
-    return Costs(8 * float32 * (outputs + fit.width) * passes, pair, sum(master.nbytes for master in fit.masters))
+    position, gradients = 8 * float32 * passes, sum(master.nbytes for master in fit.masters)
+    if not outputs or not alone:
+        return Costs(position * (outputs + fit.width), pair, gradients)
+    at_once = chunked_loss.chunk_positions(outputs, backbone.device)
+    return Costs(position * fit.width, pair, gradients, logits=position * outputs, at_once=at_once)
 
 
 def hold(ledger: MemoryLedger, fit: Model, *, others: Iterable[nn.Module] = ()) -> None:
@@ -299,7 +371,7 @@ def _trials(
                 pairs = max(pairs, attention_backend.pairs_in_blocks(lengths.tolist()))
             every.append(MicroBatchTrial(rows, bool(trials), tokens, pairs, float(train.supervised[rows].sum())))
         trials |= {id(most): most for most in (max(every, key=measure) for measure in measures if every)}
-    return sorted(trials.values(), key=lambda trial: (trial.padded, trial.later), reverse=True)
+    return sorted(trials.values(), key=lambda trial: (trial.padded, trial.later, trial.supervised), reverse=True)
 
 
 def _sequences(train: Lengths, rows: Indices) -> Indices:

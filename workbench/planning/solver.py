@@ -44,8 +44,9 @@ PlanMaker = Callable[[RunConfig], Plan]
 """From a configuration to its plan: that of recipes/verbs/plans/plan.py with devices and memory given."""
 Timing = Callable[[Plan], Timed]  # from a plan to the seconds of a step on a device
 
-PROBES, WORTH = 5, 1.1
-"""Micro-batch sizes that are tried at most to fill the memory, and how many times larger each has to be."""
+PROBES, WORTH, MARGIN = 5, 1.1, 0.05
+"""Micro-batch sizes that are tried at most to fill the memory, how many times larger each has to be, and which share of
+the room that there seems to be the first leaves: bytes grow less evenly than is thought."""
 SHARES = (0.25, 0.5, 0.75)  # shares of the blocks that are recomputed whole, besides none and all
 SHORTER = (0.75, 0.5, 0.25, 0.125)  # shares of the longest row that are tried where nothing fits
 
@@ -92,20 +93,46 @@ class _Way(NamedTuple):
     number: int = 0  # its place among all of a level
 
     @property
+    def moments(self) -> list[tuple[int, int]]:
+        """Bytes of a device at each moment: beside activations, and of these."""
+        plan = self.plan
+        if plan.distributed.sharded:
+            moments: list[Mapping[str, int]] = [held.device for held in plan.timeline.values()]
+        else:
+            moments = [plan.at_peak, *plan.dry_run.phases.values()]
+        rest = plan.needed - plan.peak
+        split = ((sum(held.values()), held.get(ACTIVATIONS, 0)) for held in moments)
+        return [(rest + held - activations, activations) for held, activations in split]
+
+    @property
     def standing(self) -> int:
         """Bytes that a device holds beside activations, at most."""
-        plan, moments = self.plan, list[Mapping[str, int]]()
-        if plan.distributed.sharded:
-            moments += [held.device for held in plan.timeline.values()]
-        else:
-            moments += [plan.at_peak, *plan.dry_run.phases.values()]
-        most = max(sum(held.values()) - held.get(ACTIVATIONS, 0) for held in moments)
-        return most + plan.needed - plan.peak
+        return max(held for held, _ in self.moments)
 
     @property
     def without_activations(self) -> int:
         """Bytes that a device lacks for these alone."""
         return max(0, self.standing - self.plan.memory)
+
+    @property
+    def at_least(self) -> int:
+        """Bytes that a device needs with the fewest tokens in a pass, or more: activations of many tokens are at most
+        in proportion to those of few."""
+        share = self.plan.longest / _computed(self.plan)
+        return max(held + int(activations * share) for held, activations in self.moments)
+
+    @property
+    def lacking(self) -> int:
+        """Bytes that a device lacks at least, however few tokens a pass has."""
+        return max(0, min(self.at_least, self.plan.needed) - self.plan.memory)
+
+    @property
+    def most_tokens(self) -> float:
+        """Tokens in a pass that could fit at most."""
+        room = (
+            (self.plan.memory - held) / activations if activations else math.inf for held, activations in self.moments
+        )
+        return _computed(self.plan) * max(0.0, min(room))
 
 
 def _best(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverChoice:
@@ -140,8 +167,8 @@ def _beaten(seconds: float, ways: Iterable[_Way]) -> bool:
 
 def _least(tried: Sequence[tuple[_Solver, _Way]]) -> tuple[_Way, list[_Way]]:
     """Of ways that do not fit the one that lacks least, with the fewest tokens in a pass, and all."""
-    looked, left = list[_Way](), sorted(tried, key=lambda each: each[1].without_activations)
-    while left and not any(way.plan.missing <= left[0][1].without_activations for way in looked):
+    looked, left = list[_Way](), sorted(tried, key=lambda each: each[1].lacking)
+    while left and not any(way.plan.missing <= left[0][1].lacking for way in looked):
         solver, way = left.pop(0)
         looked.append(solver.smaller(way))
     least = min(looked, key=lambda way: (way.plan.missing, way.plan.needed))
@@ -173,6 +200,9 @@ def _chosen(way: _Way, tried: list[_Way], refused: Mapping[str, str], left_out: 
         elif (lacks := each.without_activations) and plan is not way.plan:
             tokens, seconds, needed = 0, 0.0, each.standing
             verdict = f"lacks {units.size(lacks)} a device without activations"
+        elif (lacks := each.lacking) and plan is not way.plan:
+            tokens, seconds, needed = plan.longest, 0.0, min(each.at_least, needed)
+            verdict = f"lacks {units.size(lacks)} a device, or more"
         candidates.append(Candidate(", ".join(words), tokens, needed, plan.fits, seconds, verdict))
     verdicts = {**{words: f"refused: {reason}" for words, reason in refused.items()}, **left_out}
     candidates += [Candidate(words, 0, 0, False, 0.0, verdict) for words, verdict in verdicts.items()]
@@ -193,7 +223,7 @@ class _Solver:
     def ways(self, level: int) -> list[_Way]:
         """All of the layouts of a level that may be the fastest; only the first where that fits, as nothing can be
         faster. Level 0: each device holds all; 1: they share; 2: states wait outside of them."""
-        found, later = list[_Way](), list[_Way]()
+        found, later, tight = list[_Way](), list[_Way](), list[DistributedConfig]()
         layouts = [each for each in self._layouts if _level(each) == level]
         for checkpointing, offload in self._savings():
             if offload is True:
@@ -209,13 +239,16 @@ class _Solver:
                     continue
                 if isinstance(config.train.mlp_tile, int) and any(untiled_layout(laid_out)):
                     continue
-                way = self._most(laid_out)._replace(number=len(found) + len(later))
-                if not way.without_activations and self._bound(way) <= self._at_best(layout):
-                    way = self.smaller(way)  # more passes wait for nothing, and may be faster
+                way = (self._fewest if layout in tight else self._most)(laid_out)
+                way = way._replace(number=len(found) + len(later))
+                if not way.lacking and self._bound(way) <= self._at_best(layout):
+                    way = self.smaller(way)  # more passes take no longer, and may be faster
                 if way.without_activations:
                     layouts.remove(layout)  # no activation that is computed again makes room enough
-                done = way.plan.fits or way.without_activations or way.plan.tokens_per_device == way.plan.longest
-                (found if done else later).append(way)
+                least = way.lacking or way.plan.tokens_per_device == way.plan.longest
+                if least and not way.plan.fits:
+                    tight.append(layout)
+                (found if way.plan.fits or least else later).append(way)
                 largest = way.plan.tokens_per_device == self._first.tokens_per_device
                 if [*found, *later] == [way] and way.plan.fits and way.confirmed and largest:
                     return found
@@ -243,12 +276,17 @@ class _Solver:
         return (self._first.seconds or 0.0) + self._waits(self._first, layout, self._first.dry_run.micro_batches)
 
     def _bound(self, way: _Way) -> float:
-        """Seconds of a step that a way takes at least with as many tokens in a pass as could fit."""
-        plan, activations = way.plan, way.plan.needed - way.standing
-        tokens = _computed(plan) * (plan.memory - way.standing) / max(1, activations)
-        passes = max(plan.dry_run.micro_batches, math.ceil(plan.dry_run.padded_tokens / max(1.0, tokens)))
-        waited = self._waits(plan, plan.distributed, plan.dry_run.micro_batches)
-        return (plan.seconds or 0.0) - waited + self._waits(plan, plan.distributed, passes)
+        """Seconds of a step that a way takes at least with as many tokens in a pass as could fit.
+
+        Every pass waits for what devices send it, and reads the weights again. Padding counts for nothing, as there is
+        less of it in smaller micro-batches.
+        """
+        plan, dry_run = way.plan, way.plan.dry_run
+        mean = plan.work.tokens / max(1.0, way.most_tokens)
+        waited = self._waits(plan, plan.distributed, dry_run.micro_batches)
+        waits = self._waits(plan, plan.distributed, max(dry_run.micro_batches, math.ceil(mean)))
+        reading = 0.0 if plan.timed is None else plan.timed.reading * max(0.0, mean - plan.work.passes)
+        return (plan.seconds or 0.0) - waited + waits + reading
 
     @cached_property
     def _layouts(self) -> list[DistributedConfig]:
@@ -332,13 +370,20 @@ class _Solver:
         sure = self._config.train.checkpointing != "auto" or config.train.checkpointing not in SHARES
         return self._way(config, self._plan(config, self._config.batch.tokens_per_device), sure)
 
+    def _fewest(self, config: RunConfig) -> _Way:
+        """With the fewest tokens in a forward pass, where those do not fit; else with the most."""
+        most = self._config.batch.tokens_per_device
+        sure = self._config.train.checkpointing != "auto" or config.train.checkpointing not in SHARES
+        plan = self._plan(config, self._first.longest if most == "auto" else most)
+        return self._most(config) if plan.fits else self._way(config, plan, sure)
+
     def smaller(self, way: _Way) -> _Way:
         """The same with the most tokens in a forward pass that fit, or the fewest that there can be."""
         most = way.plan
         if most.fits or self._config.batch.tokens_per_device != "auto" or most.tokens_per_device <= most.longest:
             return way
         plan, confirmed = self._plan(way.config, most.longest), way.confirmed
-        if plan.fits and (tokens := _fitting(plan, most)) > plan.tokens_per_device:
+        if plan.fits and (tokens := _fitting(plan, most, part=1 - MARGIN)) > plan.tokens_per_device:
             plan, confirmed = _between(plan, most, tokens), False
         return self._way(way.config, plan, confirmed)._replace(number=way.number)
 
@@ -396,10 +441,11 @@ def _key(config: RunConfig, tokens: int | str) -> tuple[object, ...]:
     return config.train.checkpointing, config.train.offload_activations, config.train.mlp_tile, tokens
 
 
-def _fitting(low: Plan, high: Plan, *, most: float = 1.0) -> int:
+def _fitting(low: Plan, high: Plan, *, most: float = 1.0, part: float = 1.0) -> int:
     """Tokens of a forward pass that would fit, between one that does and one that does not, if bytes grew evenly.
-    `most`: of the way between them, as a share."""
-    share = min(most, (high.memory - low.needed) / (high.needed - low.needed))
+    `most`: of the way between them, as a share; `part`: of the room that there seems to be."""
+    needed = _in_passes(low, high).needed
+    share = min(most, part * (high.memory - low.needed) / (needed - low.needed)) if needed > high.memory else most
     return low.tokens_per_device + int(share * (_computed(high) - low.tokens_per_device))
 
 
@@ -408,8 +454,17 @@ def _computed(plan: Plan) -> int:
     return max(plan.longest + 1, min(plan.tokens_per_device, plan.dry_run.padded_tokens))
 
 
+def _in_passes(least: Plan, most: Plan) -> Plan:
+    """The plan with most tokens in a pass as one of several passes, as `least` is: earlier ones leave gradients."""
+    low, high = least.dry_run, most.dry_run
+    at_peak = {**low.at_peak, ACTIVATIONS: high.at_peak[ACTIVATIONS]}
+    passes = max(high.micro_batches, min(2, low.micro_batches))
+    return replace(most, dry_run=replace(high, at_peak=at_peak, micro_batches=passes))
+
+
 def _between(least: Plan, most: Plan, tokens: int) -> Plan:
     """Plan between two dry runs: bytes grow evenly with the tokens of a forward pass, seconds with passes."""
+    most = _in_passes(least, most)
     share = (tokens - least.tokens_per_device) / (_computed(most) - least.tokens_per_device)
     low, high = least.dry_run, most.dry_run
     at_peak = {**high.at_peak, ACTIVATIONS: _mix(low.at_peak[ACTIVATIONS], high.at_peak[ACTIVATIONS], share)}
@@ -421,7 +476,7 @@ def _between(least: Plan, most: Plan, tokens: int) -> Plan:
         at_peak=at_peak,
         at_gradients=_mix(low.at_gradients, high.at_gradients, share),
         at_recomputing=_mix(low.at_recomputing, high.at_recomputing, share),
-        micro_batches=max(1, passes),
+        micro_batches=passes,
         padded_tokens=tokens,
     )
     seconds = (1 - fewer) * (least.seconds or 0.0) + fewer * (most.seconds or 0.0)

@@ -367,6 +367,7 @@ class Timed:
     high: float
     once: float = 0.0  # seconds before the first step, in which a model reads rows
     process: int = 0  # bytes that this process holds after it, where they were looked at
+    reading: float = 0.0  # seconds of it in which each micro-batch reads the weights, where they are added to others
 
 
 def work(fit: Training, **others: Any) -> StepWork:
@@ -410,10 +411,11 @@ def assumed(work: StepWork, flops_per_token: float, card: DeviceCard | None = No
         single: It computes in float32.
     """
     operations = work.tokens * flops_per_token + work.looked * work.forward
-    read = work.passes * READS * work.weight_bytes
+    reading = READS * work.weight_bytes / (ACCELERATOR_READ if card is None else card.read)
+    read = work.passes * reading
     if card is None:
-        least = operations / ACCELERATOR_FLOPS + read / ACCELERATOR_READ
-        return Timed(least, least, 4 * least, work.once * work.forward / ACCELERATOR_FLOPS)
+        least = operations / ACCELERATOR_FLOPS + read
+        return Timed(least, least, 4 * least, work.once * work.forward / ACCELERATOR_FLOPS, reading=reading)
     rate = card.products(single=single)
-    low, usual, high = (operations / (share * rate) + read / card.read for share in REACHED)
-    return Timed(usual, low, high, work.once * work.forward / (REACHED[1] * rate))
+    low, usual, high = (operations / (share * rate) + read for share in REACHED)
+    return Timed(usual, low, high, work.once * work.forward / (REACHED[1] * rate), reading=reading)

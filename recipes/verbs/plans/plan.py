@@ -386,12 +386,20 @@ def _single(
         trainer = mine.trainer(backbone, freezer, dry.assemble(mine, freezer.model, backbone), supervise)
         return UnitTraining(trainer) if dry.units else stage_training.of(trainer)
 
-    def carry_out(own: RunConfig, run: Run, loader: BlueprintLoader) -> Carried:
+    def carry_out(
+        own: RunConfig,
+        run: Run,
+        loader: BlueprintLoader,
+        *,
+        decisive: frozenset[str] | None = None,
+        evaluates: bool = True,
+    ) -> Carried:
         with fake_tensors():
             fit = training(own, run, loader, supervise)
             backbone, *teachers = loader.loaded
             student = dry.assemble(made, fit.model, backbone)
-            usage = dry_run(fit, lambda: dry.largest(student), others=[each.model for each in teachers])
+            evaluation = partial(dry.largest, student) if evaluates else None
+            usage = dry_run(fit, evaluation, others=[each.model for each in teachers], decisive=decisive)
             work = replace(step_time.work(fit), teacher=live and supervise is not None)
             if dry.looked or dry.once:
                 with torch.no_grad(), Operations() as operations:

@@ -195,8 +195,8 @@ def members(config: RunConfig, run: Run) -> DryRunParts:
     else:
         task, make = _folds(config) if config.crossvalidates else training(config)
 
-    def carry_out(own: RunConfig, run: Run, loader: BlueprintLoader) -> Carried:
-        with fake_tensors():
+    def carry_out(own: RunConfig, run: Run, loader: BlueprintLoader, **_: Any) -> Carried:
+        with fake_tensors():  # of all blocks: members number them
             fit = make(own, run, loader)
             usage = dry_run(fit, fit.held_out_loss if fit.config.evaluate.every is not None else lambda: None)
             return Carried(loader.loaded[0], fit, usage, step_time.work(fit))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from transformers import PretrainedConfig
 
@@ -18,6 +18,7 @@ from workbench.config import RunConfig
 from workbench.config.model_heads import ModelHead
 from workbench.data.batching import Examples, first_rows
 from workbench.errors import ConfigError
+from workbench.losses import chunked_loss
 from workbench.models import backbones, model_sizes
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.model_sizes import AdapterSize
@@ -66,8 +67,26 @@ class Carried(NamedTuple):
 MakeTraining = Callable[[RunConfig, Run, Loader], Training]
 """Makes the training of a run, with its own rows, over a backbone that the loader gives."""
 _SIZES: dict[str, AdapterSize] = {}
-CarryOut = Callable[[RunConfig, Run, BlueprintLoader], Carried]
-"""Carries out the steps of a training over a backbone that the loader gives."""
+_DEPTHS: dict[str, Depths | None] = {}
+
+
+class CarryOut(Protocol):
+    """Carries out the steps of a training over a backbone that the loader gives."""
+
+    def __call__(
+        self,
+        own: RunConfig,
+        run: Run,
+        loader: BlueprintLoader,
+        *,
+        decisive: frozenset[str] | None = None,
+        evaluates: bool = True,
+    ) -> Carried:
+        """Its outcome. `decisive`: the micro-batches that decide. `evaluates`: whether evaluations are carried out."""
+
+
+_EVALUATED: dict[str, int] = {}
+"""Bytes of evaluations: dry runs of one plan differ in what the backward pass keeps, and in micro-batches."""
 
 
 def parts(
@@ -113,15 +132,24 @@ def _size(config: RunConfig, task: ModelHead, *, below: int) -> AdapterSize:
 def _multiplied(config: RunConfig, task: ModelHead, few: Depths, carry_out: CarryOut) -> DryRunParts | None:
     """Outcome of dry runs of two depths, multiplied; None where they do not say what the whole backbone takes."""
     hub, done = backbones.hub_config(config.model), list[DryRunParts]()
+    train = config.train.model_copy(update={"checkpointing": False, "offload_activations": "auto"})
+    batch = config.batch.model_copy(update={"tokens_per_device": "auto"})
+    key = f"{config.model_copy(update={'train': train, 'batch': batch})!r} {chunked_loss.planned_memory()}"
+    evaluates = key not in _EVALUATED
     for blocks in (few.shallow, few.deeper):
         with smaller(config, hub, Small(blocks)) as (own, run):
-            done.append(_known(config, task, carry_out(own, run, BlueprintLoader())))
+            decisive = done[0].dry_run.decisive if done else None
+            carried = carry_out(own, run, BlueprintLoader(), decisive=decisive, evaluates=evaluates)
+            done.append(_known(config, task, carried))
     less, more = done
     contents = depth.contents(less.contents, more.contents, few.times)
     if contents is None or contents.trainable != more.size.trainable:  # some blocks alone have adapters
         return None
+    whole = depth.dry_run(less.dry_run, more.dry_run, few.times)
+    if evaluates:
+        _EVALUATED[key] = whole.evaluation
     return more._replace(
-        dry_run=depth.dry_run(less.dry_run, more.dry_run, few.times),
+        dry_run=replace(whole, evaluation=_EVALUATED[key]),
         contents=contents,
         work=replace(more.work, forward=depth.further(less.work.forward, more.work.forward, few.times)),
     )
@@ -132,6 +160,13 @@ def depths(config: RunConfig, task: ModelHead) -> Depths | None:
     multiple = depth.multiple_of(config)
     if multiple is None:
         return None
+    key = f"{config.model!r} {isinstance(config.adapter, Full)} {task!r} {multiple}"
+    if key not in _DEPTHS:
+        _DEPTHS[key] = _depths(config, task, multiple)
+    return _DEPTHS[key]
+
+
+def _depths(config: RunConfig, task: ModelHead, multiple: int) -> Depths | None:
     skeleton = partial(backbones.skeleton, task=task, trainable=isinstance(config.adapter, Full))
     whole, hub = skeleton(config.model), backbones.hub_config(config.model)
     kinds = depth.kinds(whole)

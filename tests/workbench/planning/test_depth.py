@@ -15,6 +15,7 @@ from workbench.planning.depth import Depths
 from workbench.planning.plan import Plan
 from workbench.planning.sharded_memory import Contents
 from workbench.recipes.load import load
+from workbench.recipes.verbs.plans import plan_parts
 from workbench.recipes.verbs.plans.plan import plan
 
 SIZES: dict[str, Any] = {
@@ -29,7 +30,7 @@ SIZES: dict[str, Any] = {
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
-    "gpt2": {"n_layer": 24, "n_embd": 32, "n_head": 4},
+    "gpt2": {"n_layer": 40, "n_embd": 32, "n_head": 4},
     "phi3": {},
     "qwen3": {"tie_word_embeddings": True},
     "qwen3_moe": {**EXPERTS, "mlp_only_layers": [0, 1]},
@@ -71,9 +72,12 @@ def both(monkeypatch: pytest.MonkeyPatch, model: str, *words: str) -> tuple[Plan
         return found[-1]
 
     with monkeypatch.context() as patched:
+        patched.setattr(plan_parts, "_DEPTHS", {})
         patched.setattr(depth, "depths", noting)
         few = planned(model, *words)
         patched.setattr(depth, "depths", lambda *_, **__: None)
+        for known in ("_DEPTHS", "_EVALUATED"):
+            patched.setattr(plan_parts, known, {})
         whole = planned(model, *words)
     assert found and found[0] is not None
     return few, whole

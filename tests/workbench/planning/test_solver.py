@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ class DryRuns:
                 padded_tokens=tokens,
                 flops_per_token=1.0,
             ),
-            work=StepWork(),
+            work=StepWork(tokens=rows * length, padded=rows * length, passes=-(-rows * length // tokens)),
             contents=Contents(trained=(COUNT,), element=4),
             process=0,
             memory=self._memory,
@@ -134,7 +135,7 @@ def test_blocks_that_are_cut_are_not_packed(tensor: int, wanted: list[str]) -> N
 @pytest.mark.parametrize("tokens", [101, 700, 3199])
 def test_smaller_micro_batches_come_before_computing_twice(tokens: int) -> None:
     found, dry_runs = choose(FIXED + 1000 * tokens)
-    assert found.config.batch.tokens_per_device in (tokens - 1, tokens)
+    assert (1 - solver.MARGIN) * (tokens - LENGTH) + LENGTH - 1 <= found.plan.tokens_per_device <= tokens
     assert found.config.train.checkpointing is False
     assert found.plan.fits and len(dry_runs.seen) <= 8
     assert ("auto", False, found.config.batch.tokens_per_device) in dry_runs.seen, "what is chosen was tried"
@@ -203,6 +204,38 @@ def test_the_choice_is_that_of_all_ways_carried_out(
     assert few.plan.fits == every.plan.fits and len(dry_runs.seen) <= len(all_dry_runs.seen)
     assert few.plan.seconds == every.plan.seconds and few.plan.needed == every.plan.needed
     assert few.config == every.config and few.cure == every.cure
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("floor", [0, 900_000])
+@pytest.mark.parametrize("checkpointing", [False, 0.5])
+def test_no_way_takes_less_than_its_bounds(devices: int, floor: int, checkpointing: Checkpointing) -> None:
+    """Neither time, with as many tokens as fit, nor bytes, with the fewest: what is left out on their account is slower
+    or does not fit. Each pass waits, and reads the weights again."""
+    values = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "batch": {"size": ROWS}, "distributed": SHARED}
+
+    def reading(plan: Plan) -> Timed:
+        return replace(exactly(1.0 + 0.3 * plan.work.passes), reading=0.3)
+
+    for memory in (6.3, 9.6, 16.3):
+        dry_runs = DryRuns(int(memory * COUNT), devices=devices, floor=floor)
+        own = solver._Solver(RunConfig.model_validate(values), dry_runs, reading)
+        for layout in own._layouts:
+            train = own._config.train.model_copy(update={"checkpointing": checkpointing})
+            way = own._most(own._config.model_copy(update={"distributed": layout, "train": train}))
+            for tokens in (LENGTH, 3 * LENGTH, 6 * LENGTH):
+                plan = own._plan(way.config, tokens)
+                assert plan.needed >= way.at_least
+                if plan.fits:
+                    assert tokens <= way.most_tokens + 1 and not way.lacking
+                    assert (plan.seconds or 0.0) >= own._bound(way) - 1e-9
+
+
+def test_where_activations_have_no_room_at_all_few_tokens_are_tried_first() -> None:
+    """What many take says that without recomputing not even few fit, and nothing is tried to find that out."""
+    _, dry_runs = choose(FIXED + 31_000, model={"weights": "float32"})
+    most = ROWS * LENGTH
+    assert [seen[1:] for seen in dry_runs.seen][:4] == [(False, most), ("elementwise", 100), (True, 100), (True, most)]
 
 
 def test_of_what_does_not_fit_the_least_is_told() -> None:
