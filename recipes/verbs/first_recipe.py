@@ -65,13 +65,15 @@ class Wishes:
     goal: str
     model: str
     memory: int | None = None
-    """Bytes of the device; None: what is free here."""
+    """Bytes of the device; None: what is free here, or the card's."""
     time: str | None = None
     """As `budget.time`; None: one pass over the rows, or what the shipped recipe does."""
     overrides: Sequence[str] = ()
     """`key=value` words on top of the answers."""
     leaderboard: Leaderboard | None = None
     """The competition that the rows are of."""
+    device: str | None = None
+    """A card by name, such as `4090`, that need not be here."""
 
 
 def suggested(rows: str) -> str:
@@ -116,7 +118,8 @@ def write(wishes: Wishes, out: Path) -> str:
     config, steps, comments = _with_lengths(config)
     if not any(word.startswith(LENGTHS) for word in wishes.overrides):
         config, comments = _long_enough(config, steps, comments)
-    decided = solve(config, devices=None if wishes.memory is None else 1, memory=wishes.memory).require()
+    devices = None if wishes.memory is None else 1
+    decided = solve(config, devices=devices, memory=wishes.memory, device=wishes.device).require()
     weights, again = decided.plan.weights, decided.plan.checkpointing
     values = config.model_dump(mode="json", exclude_unset=True)
     values.setdefault("model", {})["weights"] = weights
@@ -124,8 +127,9 @@ def write(wishes: Wishes, out: Path) -> str:
     if decided.config.train.offload_activations is True:
         values["train"]["offload_activations"] = True
     peak, memory = units.size(decided.plan.peak), units.size(decided.plan.memory)
+    card = "" if decided.plan.card is None else f" a {decided.plan.card.name}"
     comments |= {
-        "model.weights": f"the fastest that fits: {peak} of {memory} by the plan",
+        "model.weights": f"the fastest that fits{card}: {peak} of {memory} by the plan",
         "train.checkpointing": "as the plan chose",
         "train.learning_rate": f"`workbench lr {out}` finds one",
         "data.held_out": "this share of the rows measures what was learnt",

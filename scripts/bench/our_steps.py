@@ -28,13 +28,15 @@ from workbench.recipes.verbs.run import run
 
 
 class Watch:
-    """Notes the processor time of all threads when a step ends."""
+    """Notes the processor time of all threads when a step ends, also where the run is stopped before its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.processor_s: list[float] = []
 
     def step(self, record: dict[str, Any], *, total: int) -> None:
         self.processor_s.append(time.process_time())
+        self.path.write_text(json.dumps(self.processor_s), encoding="utf-8")
 
     def say(self, text: str) -> None:
         print(text)
@@ -44,9 +46,8 @@ class Watch:
 
 
 def main(recipe: str, out: Path, overrides: Sequence[str]) -> dict[str, list[float]]:
-    watch = Watch()
+    watch = Watch(out / PROCESSOR_TIMES)
     run(load(recipe, overrides), out=out, resume=False, callback=watch)
-    (out / PROCESSOR_TIMES).write_text(json.dumps(watch.processor_s), encoding="utf-8")
     return {"processor_s": watch.processor_s}
 
 

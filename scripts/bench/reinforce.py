@@ -39,8 +39,6 @@ PARTS = 8
 LEVELS = (0.3, 0.5, 0.7, 0.8)
 """Mean rewards of which the table says when they were first reached, as a mean over WINDOW steps."""
 WINDOW = 4
-STOPPED = 3
-"""Exit status of a run of ours that was asked to stop."""
 
 
 def main() -> None:
@@ -48,14 +46,29 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=60.0, help="after which both sides are stopped")
+    parser.add_argument(
+        "--json", type=Path, help="write every step, and their time of a step through ours, to this file"
+    )
     arguments = parser.parse_args()
-    print(measuring.machine("cpu", ("torch", "transformers", "trl")))
+    print(machine := measuring.machine("cpu", ("torch", "transformers", "trl")))
+    curves: dict[str, list[list[dict[str, float]]]] = {"workbench": [], "TRL": []}
     with tempfile.TemporaryDirectory(prefix="bench-reinforce-") as name:
         for seed in arguments.seeds:
             folder = Path(name) / str(seed)
             folder.mkdir()
             for side, curve in _both(folder, seed, arguments.steps, 60 * arguments.minutes).items():
                 _print(seed, side, curve)
+                curves[side].append(curve)
+    if arguments.json:
+        ours, theirs = ([_step_s(curve) for curve in curves[side]] for side in curves)
+        measuring.write_report(arguments, machine=machine, curves=curves, ratio=measuring.ratio(theirs, ours))
+
+
+def _step_s(curve: Sequence[dict[str, float]]) -> float:
+    """Processor time of a step, between the first steps of rounds: answers are drawn once, and used UPDATES times."""
+    rounds = [step for step in curve if (step["step"] - 1) % UPDATES == 0]
+    first, last = rounds[0], rounds[-1]
+    return (last["processor_s"] - first["processor_s"]) / (last["step"] - first["step"])
 
 
 def _both(folder: Path, seed: int, steps: int, seconds: float) -> dict[str, list[dict[str, float]]]:
@@ -70,16 +83,13 @@ def _both(folder: Path, seed: int, steps: int, seconds: float) -> dict[str, list
 
 
 def _ours(folder: Path, seed: int, steps: int, seconds: float) -> list[dict[str, float]]:
-    command = [sys.executable, "-m", "workbench.cli.verbs", "run", "reinforce/quickstart", f"seed={seed}"]
-    words = [f"train.steps={steps}", "evaluate.every=null", "save.every=null", "--out", str(folder / "ours")]
-    processor = _run([*command, *words], folder / "ours.log", seconds)
+    command = [sys.executable, str(HERE / "our_steps.py"), "reinforce/quickstart", str(folder / "ours"), f"seed={seed}"]
+    _run([*command, f"train.steps={steps}", "evaluate.every=null", "save.every=null"], folder / "ours.log", seconds)
     lines = measuring.steps(folder / "ours")
-    total = lines[-1]["elapsed_s"]
-    # Processor time is known of the whole process alone: the steps share it as they share the clock.
-    share = processor / total if total else 0.0
+    ends = json.loads((folder / "ours" / measuring.PROCESSOR_TIMES).read_text(encoding="utf-8"))[-len(lines) :]
     return [
-        {"reward": line["reward[mean]"], "elapsed_s": line["elapsed_s"], "processor_s": line["elapsed_s"] * share}
-        for line in lines
+        {"step": line["step"], "reward": line["reward[mean]"], "elapsed_s": line["elapsed_s"], "processor_s": end}
+        for line, end in zip(lines, ends, strict=True)
     ]
 
 
@@ -113,19 +123,17 @@ def _theirs(folder: Path, seed: int, steps: int, seconds: float) -> list[dict[st
     return measuring.steps(folder / "theirs")
 
 
-def _run(command: Sequence[str], log: Path, seconds: float) -> float:
-    """Run a command with one thread for so long at most; returns its processor time in seconds."""
+def _run(command: Sequence[str], log: Path, seconds: float) -> None:
+    """Run a command with one thread for so long at most."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
         limit = Timer(seconds, process.terminate)
         limit.start()
-        _, status, usage = os.wait4(process.pid, 0)
+        process.wait()
         limit.cancel()
-    process.returncode = os.waitstatus_to_exitcode(status)  # reaped here, where Popen does not see it
-    if process.returncode not in (0, STOPPED, -SIGTERM):
+    if process.returncode not in (0, -SIGTERM):
         sys.exit(f"{' '.join(command)}\n{log.read_text()[-3000:]}")
-    return usage.ru_utime + usage.ru_stime
 
 
 def _print(seed: int, side: str, curve: list[dict[str, float]]) -> None:

@@ -29,7 +29,7 @@ SPACE: dict[str, list[float]] = {
     "adapter.rank": [4, 16],
     "schedule.warmup": [0.0, 0.1],
 }
-TRIALS, JOBS = 32, 2
+JOBS = 2
 ROWS = {"train": 1200, "held_out": 100}
 """Questions of each split."""
 
@@ -38,6 +38,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("cost", "quality", "optuna"))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=32, help="settings that are tried")
+    parser.add_argument("--json", type=Path, help="write what `optuna` measured to this file")
     parser.add_argument("--steps", type=int, default=256)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--eta", type=int, default=2)
@@ -84,7 +86,7 @@ def _quality(arguments: argparse.Namespace) -> None:
 def _optuna(arguments: argparse.Namespace) -> None:
     found, other = arguments.out / "search-0", arguments.out / "optuna"
     _measured(_run(*_words("search", arguments, 0)), found)
-    settings = {"command": _words("plain", arguments, 0), "space": SPACE, "trials": TRIALS}
+    settings = {"command": _words("plain", arguments, 0), "space": SPACE, "trials": arguments.trials}
     (arguments.out / "optuna.json").write_text(json.dumps(settings), encoding="utf-8")
     peer = [sys.executable, str(Path(__file__).with_name("peer_optuna.py")), str(arguments.out / "optuna.json")]
     first = round(arguments.steps * Halving(arguments.eta, arguments.rungs).shares[0])
@@ -101,6 +103,8 @@ def _optuna(arguments: argparse.Namespace) -> None:
         lines.append([title, f"{ours[name]:.0f}", f"{per:.0f}", f"{ours[name] / per:.2f}"])
     lines.append(["held-out loss", f"{_best(found)['held_out_loss']:.4f}", f"{study['best']:.4f}", ""])
     print(measuring.markdown(lines))
+    ratio = measuring.ratio([ours["cpu_s"]], [theirs["cpu_s"] / JOBS])
+    measuring.write_report(arguments, ours=ours, theirs=theirs, ratio=ratio)
 
 
 def _words(kind: str, arguments: argparse.Namespace, seed: int) -> list[str]:
@@ -113,7 +117,7 @@ def _words(kind: str, arguments: argparse.Namespace, seed: int) -> list[str]:
         return ["sft/quickstart", *own]
     section: dict[str, Any] = {"over": SPACE}
     if kind == "search":
-        section = {"space": SPACE, "trials": TRIALS, "rows": arguments.rows}
+        section = {"space": SPACE, "trials": arguments.trials, "rows": arguments.rows}
         section |= {"eta": arguments.eta, "rungs": arguments.rungs}
     recipe = "search" if kind == "search" else "sweep"
     return ["sft/quickstart", f"recipe={recipe}", f"{recipe}={json.dumps(section)}", *own]

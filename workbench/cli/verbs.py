@@ -895,10 +895,13 @@ def init(
     goal: Annotated[str | None, typer.Option(help="answers, classes, folds, judged, rewards, embeddings ...")] = None,
     model: Annotated[str | None, typer.Option(help="A folder or a hub id; starter: the shipped one.")] = None,
     memory: Annotated[str | None, typer.Option(help="Of the device, such as 24GB; default: what is free here.")] = None,
+    device: Annotated[str | None, typer.Option(help="A card that need not be here, such as 4090 or h100.")] = None,
     time: Annotated[str | None, typer.Option(help="Longest time, such as 90m; default: no limit.")] = None,
 ) -> None:
     """Ask five questions, and write a recipe that will fit. Rows and machine are looked at."""
     asks = sys.stdin.isatty()
+    if device is not None and device != "cpu":
+        cards.find(device)
 
     def answer(question: str, default: str) -> str:
         return str(typer.prompt(question, default=default)) if asks else default
@@ -920,11 +923,12 @@ def init(
                 typer.echo(f"  {name:14} {each.says}")
             goal = str(typer.prompt("What is to be learnt", default=goal))
     model = model or answer("Backbone (a folder or a hub id)", GOALS[goal].model if goal in GOALS else "")
-    memory = memory or answer("Memory of the device (such as 24GB; here: what is free on this machine)", "here")
+    if device is None:
+        memory = memory or answer("Memory of the device (such as 24GB; here: what is free on this machine)", "here")
     time = time or answer("Longest time (such as 90m; none: no limit)", "none")
-    size = None if memory == "here" else units.byte_size(memory, name="--memory")
+    size = None if memory in (None, "here") else units.byte_size(memory, name="--memory")
     competition, limit = leaderboard.found(rows), None if time == "none" else time
-    wishes = Wishes(rows, goal, model, size, limit, overrides or (), competition)
+    wishes = Wishes(rows, goal, model, size, limit, overrides or (), competition, device)
     summary = write(wishes, out)
     typer.echo(f"{out} written: {summary}.\nNext: {', then: '.join(commands(wishes, out))}")
 

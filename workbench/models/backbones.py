@@ -38,7 +38,8 @@ from workbench.runs import provenance
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTISED = weight_formats.FORMATS
-
+FEW = 20
+"""Tokens that a message writes out."""
 
 OTHER_SHAPES = (
     "its weights do not have the shapes that its config.json asks for. Fetch weights and config.json that belong "
@@ -166,10 +167,11 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         )
     if unnamed := [token for token in rowless if token not in config.new_tokens and token != loaded.pad_token]:
         tokens = json.dumps([*unnamed, *config.new_tokens], ensure_ascii=False)
+        word = f"model.new_tokens='{tokens}'" if len(unnamed) <= FEW else "their names as model.new_tokens='[...]'"
         raise BackboneError(
             f"model.id={config.id}: its tokenizer has {len(rowless)} tokens for which its embedding has no rows, such "
-            f"as {unnamed[0]}. Write model.new_tokens='{tokens}', which trains and saves their rows (recipes that "
-            "predict tokens), or give the model rows of its own with transformers' resize_token_embeddings."
+            f"as {unnamed[0]}. Write {word}, which trains and saves their rows (recipes that predict tokens), or give "
+            "the model rows of its own with transformers' resize_token_embeddings."
         )
     loaded.add_tokens([token for token in config.new_tokens if token not in rowless], special_tokens=True)
     return loaded

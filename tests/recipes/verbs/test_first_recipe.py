@@ -62,6 +62,17 @@ def test_a_recipe_of_own_rows_checks_and_reads_almost_all_of_them_whole(tmp_path
     assert "# `workbench lr" in out.read_text() and "the fastest that fits" in out.read_text()
 
 
+@pytest.mark.slow
+def test_a_card_need_not_be_here(tmp_path: Path, stories: str) -> None:
+    file = lines(tmp_path / "rows.jsonl", *({"question": f"How many is {n}?", "answer": "Many."} for n in range(40)))
+    words = ["init", str(tmp_path / "mine.yaml"), "--rows", file, "--model", stories, "--device", "4090"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "of 24.5 GB" in done.output or "of 25.1 GB" in done.output
+    text = (tmp_path / "mine.yaml").read_text()
+    assert "weights: bfloat16" in text and "fits a 4090: " in text  # a CPU's plan would say float32
+
+
 @pytest.mark.nightly
 def test_what_does_not_fit_is_told_and_nothing_is_written(tmp_path: Path, stories: str) -> None:
     file = lines(tmp_path / "rows.jsonl", *({"question": f"{n}?", "answer": "Yes."} for n in range(40)))
@@ -78,6 +89,7 @@ def test_what_does_not_fit_is_told_and_nothing_is_written(tmp_path: Path, storie
         (["mine.yaml", "--rows", "{rows}", "--goal", "fame"], "--goal fame: expected answers, classes"),
         (["mine.yaml", "--rows", "{rows}", "--memory", "much"], "expected a size such as 24GB"),
         (["mine.yaml", "--rows", "{rows}", "--time", "soon"], "is no time"),
+        (["mine.yaml", "--rows", "{rows}", "--device", "4091"], "there is no card '4091'"),
         (["mine.yaml", "--rows", "none.jsonl"], "none.jsonl"),
         (["taken.yaml", "--rows", "{rows}"], "exists already"),
     ],
