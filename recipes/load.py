@@ -14,6 +14,7 @@ from workbench.data import hub_datasets
 from workbench.data.source_files import data_files, local_path
 from workbench.errors import ConfigError
 from workbench.models.backbone_source import require_there
+from workbench.runs import run_directory
 
 Recipe: TypeAlias = RunConfig | Path | str
 """A configuration, a YAML file, or the name of a shipped recipe such as `sft/quickstart`."""
@@ -107,12 +108,12 @@ def _value(sections: Mapping[str, object], key: str) -> object:
 
 
 def directory(recipe: Recipe, *, resume: bool) -> Path:
-    """`runs/NAME`, or the first free `runs/NAME-2`, ...; to resume, the latest of them."""
+    """`runs/NAME`, or the first of `runs/NAME-2`, ... that is free or failed at once; to resume, the latest of them."""
     name = recipe.recipe if isinstance(recipe, RunConfig) else str(recipe)
     name = name.removesuffix(".yaml").removesuffix(".yml").replace("/", "-").strip("~.-")
     path, number = Path("runs") / name, 1
     latest = path
-    while path.exists():
+    while path.exists() and (resume or not run_directory.failed_at_once(path)):
         latest, number = path, number + 1
         path = latest.with_name(f"{name}-{number}")
     return latest if resume else path

@@ -140,6 +140,16 @@ def test_a_new_run_takes_the_first_free_number_and_resuming_the_last_one(
     assert directory(load("sft/quickstart"), resume=False) == Path("runs/sft")
 
 
+def test_a_run_that_failed_at_once_leaves_its_name_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = directory("my.yaml", resume=False)
+    (path / "members/1").mkdir(parents=True)
+    (path / "manifest.json").write_text('{"status": "failed"}')
+    assert directory("my.yaml", resume=False) == directory("my.yaml", resume=True) == path
+    (path / "members/1/checkpoints/step-00000001").mkdir(parents=True)
+    assert directory("my.yaml", resume=False) == Path("runs/my-2")
+
+
 def _without_schema(path: Path) -> list[str]:
     return [line for line in path.read_text().splitlines() if not line.startswith(recipes.FOR_EDITORS)]
 

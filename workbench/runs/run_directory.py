@@ -183,17 +183,20 @@ def require_free(path: Path, *, resume: bool) -> None:
                 pass
     except OSError as error:
         raise _unwritable(path, error) from None
-    if not resume and (path / "config.yaml").exists():
-        failed = files.read_json(path / "manifest.json").get("status") == "failed"
-        # A run that failed before its first checkpoint, or a member's, has nothing to keep: it is replaced.
-        if not failed or any(path.rglob("checkpoints/step-*")):
-            raise ResumeError(
-                f"{path} already holds a run. Write `{resume_command(path)}` to continue it, or another --out."
-            )
+    if not resume and (path / "config.yaml").exists() and not failed_at_once(path):
+        raise ResumeError(
+            f"{path} already holds a run. Write `{resume_command(path)}` to continue it, or another --out."
+        )
     if resume and whole(path) != path:
         raise ResumeError(f"{path} trains with others. Resume them together: {finish(whole(path))}")
     if resume and not (path / "config.yaml").exists():
         raise ResumeError(f"{path} holds no run to resume. Leave --resume out, or name the run with --out.")
+
+
+def failed_at_once(path: Path) -> bool:
+    """Whether the run at `path` failed before its first checkpoint, or a member's: there is nothing to keep."""
+    failed = files.read_json(path / "manifest.json").get("status") == "failed"
+    return failed and not any(path.rglob("checkpoints/step-*"))
 
 
 def began_since(path: Path, time: float) -> bool:
