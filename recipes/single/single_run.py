@@ -363,15 +363,15 @@ class SingleRun(ABC, Generic[M, R]):
         scoring = stored_results(self.config, self.run, self.callback.stop_requested, model="before")
         read = (self.reading or self.placement.reading)(start.model)
         scored = read(lambda: self.score_start(start, scoring))
-        files.write_json(self.run.path / "before.json", {"scores": scored.scores} | self.start_answers(scored.outputs))
+        files.write_json(self.run.path / "before.json", {"scores": scored.scores} | self.keep_start(scored.outputs))
         scoring.store.clear()
 
     def score_start(self, start: M, scoring: ModelResults) -> Scored:
         """Scores of the model that training starts from."""
         return self.score(start, self.rows["held_out"], scoring)
 
-    def start_answers(self, outputs: Any) -> dict[str, Any]:
-        """Parts of the outputs that before.json keeps besides scores."""
+    def keep_start(self, outputs: Any) -> dict[str, Any]:
+        """Keep what is compared with the outputs after training; returns parts of before.json besides scores."""
         return {}
 
     @abstractmethod

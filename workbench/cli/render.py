@@ -95,10 +95,13 @@ def outcome(run: Path) -> str:
         import pandas as pd
 
         from workbench.config.task_facts import task_of
+        from workbench.report import findings, run_record, teacher_worth
         from workbench.runs import cost_table, score_files
         from workbench.runs.files import read_json
         from workbench.runs.run_directory import shipped_values
 
+        record = run_record.read(run)
+        OUT.print(Text(f"\n{findings.verdict(record)}\n", style="bold"))
         scores = read_json(run / "scores.json")
         run_scores = score_files.of_rows(scores)
         predictions = pd.read_parquet(run / "predictions.parquet")
@@ -124,9 +127,6 @@ def outcome(run: Path) -> str:
             _examples(predictions, "text" if "text" in predictions else "row", ("label", "predicted"))
         else:
             _examples(predictions, "prompt", ("reference", "before", "after"))
-        from workbench.report import findings, run_record, teacher_worth
-
-        record = run_record.read(run)
         if (worth := teacher_worth.worth(record)) is not None:
             _lines(f"\n{worth.sentence}")
         frozen = findings.frozen(record)

@@ -1,4 +1,4 @@
-"""Final losses of held-out rows, kept in the run directory, by which two runs are compared in pairs.
+"""Losses of held-out rows before and after training, kept in the run directory: they are compared in pairs.
 
 Legend: S rows.
 """
@@ -23,6 +23,8 @@ from workbench.evaluation.perplexity import SummedLosses
 from workbench.runs import files
 
 FILE = "held_out_losses.parquet"
+BEFORE = "held_out_losses_before.parquet"
+"""Those of the model that training started from."""
 MOST = 2**20  # most rows that are kept, evenly spaced
 _AT_ONCE, _PADDED = 2**12, 2**6  # rows that are written at a time, and rows of one padded batch
 _ROWS = b"rows"
@@ -47,8 +49,8 @@ class KeptLosses:
         return np.asarray(self.table["tokens"].to_numpy(), dtype=np.float64)
 
 
-def write(folder: Path, rows: TokenizedSet, losses: SummedLosses) -> None:
-    """Write FILE: for each row its place, number of supervised tokens, their summed loss in nats and a hash of them.
+def write(folder: Path, rows: TokenizedSet, losses: SummedLosses, name: str = FILE) -> None:
+    """Write FILE, or BEFORE: for each row its place, number of supervised tokens, their summed loss in nats and a hash.
 
     Memory is bounded: rows are read a few thousand at a time, and at most MOST are kept.
     """
@@ -65,7 +67,7 @@ def write(folder: Path, rows: TokenizedSet, losses: SummedLosses) -> None:
                 "labels": list(_hashes(rows, part_S, losses.tokens_N[part_S])),
             }
             writer.write_table(pa.table(columns, schema=schema))
-    files.write_bytes(folder / FILE, buffer.getvalue())
+    files.write_bytes(folder / name, buffer.getvalue())
 
 
 def _hashes(rows: TokenizedSet, part_S: Indices, tokens_S: Indices) -> Iterator[int]:
@@ -78,16 +80,17 @@ def _hashes(rows: TokenizedSet, part_S: Indices, tokens_S: Indices) -> Iterator[
             yield int.from_bytes(hashlib.blake2b(labels.tobytes(), digest_size=8).digest(), "little")
 
 
-def read(folder: Path) -> KeptLosses | None:
+def read(folder: Path, name: str = FILE) -> KeptLosses | None:
     """The losses that a run kept; None where it kept none. Raises FileError where the file is damaged."""
-    if not (folder / FILE).exists():
+    path = folder / name
+    if not path.exists():
         return None
     try:
-        table = pq.read_table(folder / FILE, columns=_SCHEMA.names)
+        table = pq.read_table(path, columns=_SCHEMA.names)
         rows = int((table.schema.metadata or {}).get(_ROWS, table.num_rows))
         table = table.cast(_SCHEMA)
     except (OSError, ValueError) as error:
-        raise FileError(f"{folder / FILE}: damaged ({error}). Restore it, or train again.") from None
+        raise FileError(f"{path}: damaged ({error}). Restore it, or train again.") from None
     return KeptLosses(table.sort_by([("row", "ascending"), ("labels", "ascending")]), rows)
 
 
@@ -98,6 +101,13 @@ def intervals(kept: KeptLosses) -> dict[str, tuple[float, float]]:
         return {}
     low, high = np.exp(bounds).tolist()
     return {"loss": bounds, "perplexity": (low, high)}
+
+
+def learnt(folder: Path) -> PairedScore | None:
+    """The mean loss per token before and after the training of a run; None where not both were kept."""
+    before, after = read(folder, BEFORE), read(folder)
+    found = None if before is None or after is None else compare(before, after)
+    return None if isinstance(found, str) else found
 
 
 def compare(first: KeptLosses, second: KeptLosses) -> PairedScore | str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from workbench.config.sections.classes_config import rarest
 from workbench.config.sections.schedule_config import ScheduleConfig
-from workbench.evaluation import frozen_features, simple_baseline
+from workbench.evaluation import frozen_features, held_out_losses, simple_baseline
 from workbench.report import class_section, crossval_section, sweep_sections, task_sections, teacher_worth
 from workbench.report.crossval_section import Tone
 from workbench.report.run_record import RunRecord
@@ -40,13 +40,7 @@ def verdict(record: RunRecord) -> str:
         return task_sections.reward_verdict(record)
     if record.reinforces:
         return task_sections.reinforce_verdict(record)
-    before, after = record.scores["before"]["loss"], record.scores["after"]["loss"]
-    if abs(loss) < 0.005 * before:
-        text = f"Held-out loss hardly moved: {before:.2f} nats per token before, {after:.2f} after"
-    elif loss < 0:
-        text = f"Held-out loss fell from {before:.2f} to {after:.2f} nats per token"
-    else:
-        text = f"Held-out loss did not fall: {before:.2f} nats per token before, {after:.2f} after"
+    text = _of_losses(record, loss)
     difference = record.difference("f1")
     if difference is not None:
         before, after = (record.scores[when]["f1"] for when in ("before", "after"))
@@ -59,6 +53,26 @@ def verdict(record: RunRecord) -> str:
         moved = "rose" if difference > 0 else "fell" if difference < 0 else "stayed"
         text += f"; the word error rate {moved} from {before:.3f} to {after:.3f}"
     return f"{text}."
+
+
+def _of_losses(record: RunRecord, change: float) -> str:
+    """What held-out loss did, and whether that is beyond chance where the losses of rows were kept."""
+    before, after = record.scores["before"]["loss"], record.scores["after"]["loss"]
+    went = f"from {before:.2f} to {after:.2f} nats per token"
+    found = held_out_losses.learnt(record.folder)
+    if found is None or found.interval is None:
+        if abs(change) < 0.005 * before:
+            return f"Held-out loss hardly moved: {before:.2f} nats per token before, {after:.2f} after"
+        if change < 0:
+            return f"Held-out loss fell {went}"
+        return f"Held-out loss did not fall: {before:.2f} nats per token before, {after:.2f} after"
+    low, high = found.interval
+    rows = f"95 % over {found.rows:,} rows"
+    if low <= 0 <= high:
+        return f"Held-out loss went {went}, which may be chance ({rows}: {low:+.2f} to {high:+.2f})"
+    if high < 0:
+        return f"Held-out loss fell {went}, by {-high:.2f} to {-low:.2f} ({rows})"
+    return f"Held-out loss rose {went}, by {low:.2f} to {high:.2f} ({rows}): training made it worse"
 
 
 def findings(record: RunRecord) -> list[Finding]:

@@ -157,6 +157,7 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
         for stale in (
             *metrics_log.STEPPED,
             "before.json",
+            "held_out_losses_before.parquet",
             "report.html",
             "clock.json",
             "scored_rows.json",

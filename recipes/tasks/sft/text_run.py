@@ -245,7 +245,8 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         head = output_heads.find(backbone.model, backbone.model)
         return ExportedModel(backbone.model, head, self.tokenizer, self.template, [])
 
-    def start_answers(self, outputs: TextOutputs) -> dict[str, Any]:
+    def keep_start(self, outputs: TextOutputs) -> dict[str, Any]:
+        self._keep_losses(outputs, "held_out_losses_before.parquet")
         return {"answers": {each.place: each.answer for each in outputs.answers}}
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
@@ -366,10 +367,13 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         super().write_predictions(model, outputs, before)
         if isinstance(outputs, TextOutputs):
             self.write_pictures(each.place for each in outputs.answers)
+        self._keep_losses(outputs, "held_out_losses.parquet")
+
+    def _keep_losses(self, outputs: Any, name: str) -> None:
         if isinstance(outputs, TextOutputs) and outputs.losses is not None:  # a task with answers of its own has none
             from workbench.evaluation import held_out_losses  # with pandas, 0.2 s that the first step need not wait for
 
-            held_out_losses.write(self.run.path, self.data.held_out, outputs.losses)
+            held_out_losses.write(self.run.path, self.data.held_out, outputs.losses, name)
 
 
 def drawn(train: TokenizedSet, config: RunConfig) -> Examples:

@@ -37,6 +37,13 @@ def _cells(text: str, start: str) -> list[str]:
     return [cell.strip() for cell in row.strip("│┃ ").replace("┃", "│").split("│")]
 
 
+def test_outcome_begins_with_whether_it_got_better(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    render.outcome(trained)
+    first = " ".join(capsys.readouterr().out.split()).partition("Held-out scores")[0]
+    before, after = (json.loads((trained / "scores.json").read_text())[when]["loss"] for when in ("before", "after"))
+    assert f"from {before:.2f} to {after:.2f} nats per token" in first and "95 % over" in first
+
+
 def test_outcome_ends_with_what_to_do_next(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     render.outcome(trained)
     commands = capsys.readouterr().out.rpartition("Next:")[2]

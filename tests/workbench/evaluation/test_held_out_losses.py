@@ -147,6 +147,10 @@ def test_runs_keep_the_losses_of_what_they_ship_and_are_compared_by_them(tmp_pat
     for path, kept in zip((first, second), losses, strict=True):
         scores = read_scores(path)["after"]
         assert kept is not None and kept.loss_S.sum() / kept.tokens_S.sum() == pytest.approx(scores["loss"], abs=1e-6)
+        learnt = held_out_losses.learnt(path)
+        assert learnt is not None and learnt.rows == 12
+        assert learnt.first == pytest.approx(read_scores(path)["before"]["loss"], abs=1e-6)
+        assert learnt.second == pytest.approx(scores["loss"], abs=1e-6)
     comparison = report.compare([first, second], tmp_path / "page.html")
     (row,) = comparison.paired
     assert row[:3] == ("second", "loss", "12") and comparison.notes == ()

@@ -8,6 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from workbench.evaluation import held_out_losses
+from workbench.evaluation.comparison import PairedScore
 from workbench.report.findings import findings, verdict
 from workbench.report.run_record import COLUMNS, RunRecord
 
@@ -52,6 +54,27 @@ def said(one: RunRecord) -> str:
 )
 def test_verdict_of_a_scored_run(before: dict[str, float], after: dict[str, float], words: str) -> None:
     assert verdict(record(scores={"before": before, "after": after})).endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("after", "interval", "words"),
+    [
+        (
+            3.9,
+            (-0.2, -0.04),
+            "Held-out loss fell from 4.00 to 3.90 nats per token, by 0.04 to 0.20 (95 % over 9 rows).",
+        ),
+        (4.1, (0.04, 0.2), "Held-out loss rose from 4.00 to 4.10 nats per token, by 0.04 to 0.20 (95 % over 9 rows): "),
+        (3.9, (-0.3, 0.1), "nats per token, which may be chance (95 % over 9 rows: -0.30 to +0.10)."),
+        (4.0, None, "Held-out loss hardly moved: 4.00 nats per token before, 4.00 after."),
+    ],
+)
+def test_a_verdict_says_whether_it_may_be_chance(
+    after: float, interval: tuple[float, float] | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = PairedScore("loss", 9, 4.0, after, interval, p=None)
+    monkeypatch.setattr(held_out_losses, "learnt", lambda folder: found)
+    assert words in verdict(record(scores={"before": {"loss": 4.0}, "after": {"loss": after}}))
 
 
 @pytest.mark.parametrize(
