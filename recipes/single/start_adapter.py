@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from workbench import adapters
 from workbench.adapters import Bottleneck
 from workbench.config import RunConfig
+from workbench.data import starter
 from workbench.errors import ConfigError
 from workbench.models import backbones, exported
 from workbench.runs import files, run_directory
@@ -40,6 +41,11 @@ def wanted(config: RunConfig) -> Start:
     return Start(key, section.start, section.trust)
 
 
+def folder(start: str) -> Path:
+    """The run directory of a start; `starter/tools` is shipped."""
+    return Path(starter.resolve(start)).expanduser()
+
+
 def require(config: RunConfig) -> None:
     """Refuse a start that is not there, or is of another backbone or form.
 
@@ -50,7 +56,7 @@ def require(config: RunConfig) -> None:
     key = f"{section}.start"
     if start is None:
         return
-    path = Path(start).expanduser()
+    path = folder(start)
     if not (path / "config.yaml").is_file():
         cure = " Name a finished run, or leave it out; the folder of a merged model goes into model.id."
         raise ConfigError(f"{key}={start} is no run directory (no config.yaml).{run_directory.instead(path) or cure}")
@@ -100,4 +106,4 @@ def load(config: RunConfig, backbone: PreTrainedModel) -> nn.Module:
     """A backbone under the adapter of the start, in its own form, which `require` found to be that of the run."""
     start = wanted(config).run
     assert start is not None
-    return adapters.load(backbone, Path(start).expanduser() / "adapter", dropout=config.adapter.noise)
+    return adapters.load(backbone, folder(start) / "adapter", dropout=config.adapter.noise)

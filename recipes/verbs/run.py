@@ -15,7 +15,7 @@ from workbench.config.sections.distill_config import TEACHER
 from workbench.errors import ResumeError, Stopped, WorkbenchError
 from workbench.models import backbones
 from workbench.recipes.over.fleet_training import adapters
-from workbench.recipes.single import streamed_rows, token_reference
+from workbench.recipes.single import start_adapter, streamed_rows, token_reference
 from workbench.recipes.task import implementation, main_of
 from workbench.recipes.verbs import layout, start_checks
 from workbench.recipes.verbs.start_checks import PLAIN
@@ -128,7 +128,7 @@ def note_inputs(config: RunConfig, run: Run) -> None:
         wanted = token_reference.of_tokens(config)
         provenance.note_files(run, "reference", token_reference.named(wanted, config).source.files)
     if config.reinforce.start is not None:
-        start = Path(config.reinforce.start).expanduser()
+        start = start_adapter.folder(config.reinforce.start)
         adapter, written = start / "adapter", start / "config.yaml"
         start_digests = provenance.digests(adapter, title=config.reinforce.start) if adapter.is_dir() else {}
         start_digests |= {str(written): provenance.digest(written)} if written.is_file() else {}

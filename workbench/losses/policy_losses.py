@@ -46,6 +46,33 @@ def turn_advantages(reward_EK: Tensor, *, scaled: bool) -> Tensor:
     return returns_to_come(compared_EK, mask_EK)
 
 
+def gigpo_advantages(reward_EK: Tensor, state_EK: Tensor, *, discount: float, weight: float, scaled: bool) -> Tensor:
+    """Advantage of each turn (E, K): of its episode among those to the prompt, plus that among turns in the same state.
+
+    A + weight * A', where A compares sums of rewards of episodes, and A' compares, of all turns of all episodes that
+    began in one state, the discounted rewards from there on; each is divided by its standard deviation if `scaled`.
+    A state that was met once adds 0. GiGPO (Feng et al. 2025, arXiv:2505.10978, eq. 3 and 6 to 8).
+
+    Args:
+        reward_EK: Reward of each turn; NaN where an episode has none. Fewer than two episodes teach nothing.
+        state_EK: Number of the state that each turn began in.
+    """
+    mask_EK = ~reward_EK.isnan()
+    known_E, own_EK = mask_EK.any(1), reward_EK.nan_to_num()
+    found_EK = torch.zeros_like(own_EK)
+    if int(known_E.sum()) < 2:
+        return found_EK
+    found_EK[known_E] = group_advantages(own_EK[known_E].sum(1)[None], scaled=scaled)[0][:, None]
+    return_EK = own_EK.clone()
+    for turn in reversed(range(own_EK.shape[1] - 1)):
+        return_EK[:, turn] += discount * return_EK[:, turn + 1]
+    for state in state_EK[mask_EK].unique():
+        same_EK = mask_EK & (state_EK == state)
+        if int(same_EK.sum()) > 1:
+            found_EK[same_EK] += weight * group_advantages(return_EK[same_EK][None], scaled=scaled)[0]
+    return found_EK.masked_fill(~mask_EK, 0)
+
+
 def leave_one_out(reward_PG: Tensor) -> Tensor:
     """Reward minus the mean of the other answers to the same prompt (P, G), G > 1.
 

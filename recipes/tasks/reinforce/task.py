@@ -29,6 +29,7 @@ from workbench.evaluation.tools.toolbox import Toolbox, toolbox
 from workbench.models import backbones, exported
 from workbench.models.backbones import Loader
 from workbench.recipes.inspection import SHOWN, Inspection, pieces, unread
+from workbench.recipes.single import start_adapter
 from workbench.recipes.task import DryTask, RowFile, Scores, ScoringOptions
 from workbench.recipes.tasks.reinforce import reinforce_run, rollout_server
 from workbench.recipes.tasks.reinforce.reinforce_run import PlannedRollouts, ReinforceRun, RowPlayer
@@ -59,7 +60,7 @@ def _answered(
     backbone = backbones.load(config.model, tokenizer, task=model_heads.of(config))
     model: nn.Module = backbone.model
     if section.start is not None:
-        model = adapters.load(backbone.model, Path(section.start).expanduser() / "adapter")
+        model = adapters.load(backbone.model, start_adapter.folder(section.start) / "adapter")
     chosen = evenly_spaced(len(train), SHOWN)
     prompts = [train[int(row)] for row in chosen]
     stop = evaluation.stop_tokens(tokenizer, train)

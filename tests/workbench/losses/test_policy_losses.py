@@ -89,6 +89,36 @@ def test_a_turn_is_worth_what_it_and_later_ones_earn_above_the_mean_turn(scaled:
     assert not policy_losses.turn_advantages(padded, scaled=scaled).any()
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gigpo_compares_episodes_and_turns_in_one_state(scaled: bool) -> None:
+    """Written out as the paper has it: episodes, and within each state the discounted rewards from there on."""
+    rewards, states = [[1.0, 0.0, 2.0], [0.5], [0.0, -1.0]], [[0, 1, 2], [0], [0, 1]]
+    padded = torch.tensor([each + [math.nan] * (3 - len(each)) for each in rewards], dtype=torch.float64)
+    numbers = torch.tensor([each + [-1] * (3 - len(each)) for each in states])
+
+    def compared(values: list[float], own: float) -> float:
+        if len(values) < 2:
+            return 0.0
+        return (own - statistics.mean(values)) / (statistics.stdev(values) + 1e-4 if scaled else 1.0)
+
+    def found(**how: float) -> Tensor:
+        settings: dict[str, Any] = {"discount": 0.9, "weight": 0.5, "scaled": scaled, **how}
+        return policy_losses.gigpo_advantages(padded, numbers, **settings)
+
+    to_come = [[sum(0.9**n * each for n, each in enumerate(own[turn:])) for turn in range(len(own))] for own in rewards]
+    every = [pair for own, values in zip(states, to_come, strict=True) for pair in zip(own, values, strict=True)]
+    for row, own in enumerate(rewards):
+        of_episode = compared([sum(each) for each in rewards], sum(own))
+        wanted = [
+            of_episode + 0.5 * compared([value for other, value in every if other == state], value)
+            for state, value in zip(states[row], to_come[row], strict=True)
+        ]
+        assert found()[row, : len(own)].tolist() == pytest.approx(wanted)
+    assert all(len({*found(weight=0)[row, : len(own)].tolist()}) == 1 for row, own in enumerate(rewards))
+    padded[1:] = math.nan  # one episode alone
+    assert not found().any()
+
+
 def test_beta_follows_the_divergence_as_ziegler_et_al_have_it() -> None:
     adapted = [policy_losses.adapted_beta(0.1, kl, target=0.05, share=0.5) for kl in (0.0, 0.045, 0.05, 0.055, 9.0)]
     assert adapted == pytest.approx([0.1 * factor for factor in (0.9, 0.95, 1, 1.05, 1.1)])

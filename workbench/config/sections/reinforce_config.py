@@ -243,23 +243,27 @@ class ReinforceConfig(Section):
                 "reinforce.tools are called here, where the model writes: a server of answers is not asked for turns. "
                 "Leave reinforce.rollouts out."
             )
-        if tools.credit == "turn" and not self.pairs:
+        credit = f"reinforce.tools.credit={tools.credit}"
+        if tools.credit != "gigpo":
+            for key in ("discount", "state_weight"):
+                if tools.differs(key):
+                    yield f"reinforce.tools.{key} is for reinforce.tools.credit=gigpo. Leave it out, or write that."
+        if tools.credit != "episode" and not self.pairs:
             settings = self.settings
             if not settings.baseline.startswith("group"):
                 yield (
-                    f"reinforce.tools.credit=turn compares turns within a group, and reinforce.baseline is "
+                    f"{credit} compares turns within a group, and reinforce.baseline is "
                     f"{settings.baseline}. Write reinforce.baseline=group, or leave credit out."
                 )
             if settings.normalise in ("whole", "mean_ratio"):
                 yield (
-                    "reinforce.tools.credit=turn gives each turn an advantage, and reinforce.normalise="
-                    f"{settings.normalise} takes an answer as one action. Write reinforce.normalise=token, or leave "
-                    "credit out."
+                    f"{credit} gives each turn an advantage, and reinforce.normalise={settings.normalise} takes an "
+                    "answer as one action. Write reinforce.normalise=token, or leave credit out."
                 )
             if settings.kl == "reward" and settings.beta:
                 yield (
                     "reinforce.kl=reward takes the divergence off the reward of a whole answer, and "
-                    "reinforce.tools.credit=turn has one for each turn. Write reinforce.kl=loss, or leave credit out."
+                    f"{credit} has one for each turn. Write reinforce.kl=loss, or leave credit out."
                 )
         if tools.failed != "score" and tools.environment is None:
             yield "reinforce.tools.failed is for an environment, and there is none. Leave it out, or name a class."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field, PositiveFloat, PositiveInt
+from pydantic import ByteSize, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from workbench.schema import CodeFile, Section, Unit
 
@@ -33,11 +33,17 @@ class ToolsConfig(Section):
     """Characters of a result that the model reads; what is longer is cut, and told as a tool error."""
     at_once: Annotated[PositiveInt, Unit("calls")] = 4
     """Calls that run at the same time."""
-    credit: Literal["episode", "turn"] = "episode"
+    credit: Literal["episode", "turn", "gigpo"] = "episode"
     """What a turn is learnt by. episode: the episode's reward; turn: what rewards rose by in this turn and in those
     after it, each rise compared with all rises in the episodes of the prompt (process supervision of DeepSeekMath, Shao
     et al. 2024, arXiv:2402.03300, section 4.1.3). The environment's `reward()` is then asked after every turn for the
-    reward so far; section rewards and lengths count in the last one."""
+    reward so far, if it has one; section rewards and lengths count in the last one. gigpo: the episode's reward, plus
+    what turns that read the same (what tools answered last, or the prompt) earned from there on, compared with one
+    another (Feng et al. 2025, arXiv:2505.10978)."""
+    discount: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """With credit=gigpo: what a reward counts for the turn before, as a share."""
+    state_weight: NonNegativeFloat = 1.0
+    """With credit=gigpo: factor of what turns that read the same are compared by."""
     failed: Literal["drop", "score"] = "score"
     """What becomes of an episode whose environment fails, takes too long, or returns nonsense. score: its environment's
     reward is 0; drop: nothing is learnt from it, and it is not counted in its group's mean."""

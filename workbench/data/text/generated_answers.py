@@ -82,6 +82,7 @@ class Episode:
     counts: Mapping[str, int] = field(default_factory=dict)  # turns, calls, and tool errors
     rewards: Mapping[str, float] = field(default_factory=dict)  # of its environment, by their names
     so_far: Sequence[float] = ()  # the sum of those after each turn but the last one, where turns have rewards
+    states: Sequence[str] = ()  # what each turn read since the one before, where turns are compared by it
     failure: str = ""  # what its environment did wrong
     closed: bool = False  # its environment ended it, and its last turn stands in `messages`
     dropped: bool = False  # nothing is learnt from it

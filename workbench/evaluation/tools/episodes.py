@@ -43,6 +43,7 @@ class _Episode:
         self.text, self.failure, self.over, self.cut, self.closed = "", "", False, False, False
         self.rewards: Mapping[str, float] = {}
         self.so_far: list[float] = []
+        self.states: list[str] = []
         self._closed: list[EpisodeRow] = []
         self._begin(start.asked)
 
@@ -65,6 +66,12 @@ class _Episode:
     def taken(self) -> int:
         """How many of them stand behind the prompt."""
         return len(self._ids)
+
+    @property
+    def read(self) -> list[Any]:
+        """What the next turn reads since the one before: what tools or the environment answered, or all there is."""
+        last = max((n for n, each in enumerate(self.messages) if each["role"] == "assistant"), default=-1)
+        return [each["content"] for each in self.messages[last + 1 :]]
 
     def write(self, answer: SampledAnswer) -> None:
         """Add the tokens of a turn."""
@@ -106,6 +113,7 @@ class _Episode:
             self.counts,
             self.rewards,
             self.so_far,
+            self.states,
             self.failure,
             self.closed,
             dropped or not rows,
@@ -151,6 +159,8 @@ class EpisodePlayer:
             written = write([each.number for each in going], contexts, [each.taken for each in going])
             said = []
             for each, context, answer in zip(going, contexts, written, strict=True):
+                if self._toolbox.config.credit == "gigpo":
+                    each.states.append(json.dumps(each.read))
                 each.write(answer)
                 said.append(self._reader.read(answer.ids, stop=self.stop, prefix=context, name=self._first_name))
                 ended = bool(len(answer.ids)) and int(answer.ids[-1]) in self.stop
@@ -160,9 +170,10 @@ class EpisodePlayer:
                     each.text = said[-1].message["content"]
             turns = [(e, t, int(a.ids[-1])) for e, t, a in zip(going, said, written, strict=True) if not e.over]
             self._answer(turns)
-            if self._toolbox.config.credit == "turn":
+            if self._toolbox.config.credit != "episode":
                 going = [each for each in going if not each.over]
-                self._ask_rewards(going)
+                if self._toolbox.rewards:
+                    self._ask_rewards(going)
                 for each in going:
                     each.so_far += [] if each.over else [sum(each.rewards.values())]
         self._reward(episodes)

@@ -98,6 +98,8 @@ class Rollout:
     """Number of the turn of each token that carries loss, where turns have rewards."""
     turn_rewards_EK: Tensor | None = None
     """Those rewards, float64, which add up to the total; NaN where an episode has no such turn."""
+    state_EK: Tensor | None = None
+    """Number of what each of these turns read, where those that read the same are compared."""
     beta: Tensor | None = None
     """Factor of the divergence from the reference where it adapts, (1,), float64; None: that of the settings."""
 
@@ -202,8 +204,9 @@ def rolled_out(
     first: dict[tuple[Any, ...], int] = {}
     each = len(episodes) // len(groups)
     keys = [
-        (number // each, own.tobytes(), row.drawn.tobytes(), row.kept, float(totals[number]), *episodes[number].so_far)
+        (number // each, own.tobytes(), row.drawn.tobytes(), row.kept, float(totals[number]), *one.so_far, *one.states)
         for (number, row), own in zip(rows, ids, strict=True)
+        for one in [episodes[number]]
     ]
     drawn = np.stack([np.pad(row.drawn, (0, limit - len(row.drawn))) for _, row in rows])
     logs = [row.log_probs for _, row in rows if row.log_probs is not None]
@@ -223,6 +226,10 @@ def rolled_out(
         turns = [row.turns for _, row in rows if row.turns is not None]
         turn_ST = np.stack([np.pad(own, (0, limit - len(own))) for own in turns])
         by_turns = {"turn_ST": torch.from_numpy(turn_ST), "turn_rewards_EK": torch.from_numpy(padded_EK)}
+        if any(one.states for one in episodes):
+            known: dict[str, int] = {}
+            states = [[known.setdefault(each, len(known)) for each in one.states[:most]] for one in episodes]
+            by_turns["state_EK"] = torch.tensor([[*own, *[-1] * (most - len(own))] for own in states])
     return Rollout(
         epoch=torch.tensor([epoch]),
         draws_P=torch.from_numpy(np.array(draws, dtype=np.int64)),
@@ -603,7 +610,7 @@ class Rollouts(RolloutRows, Checkpointed):
                 groups[number] = group
             replaced += len(fresh)
         limit = self.config.max_new_tokens
-        by_turn = self.config.tools is not None and self.config.tools.credit == "turn"
+        by_turn = self.config.tools is not None and self.config.tools.credit != "episode"
         return rolled_out(groups, draws, epoch, limit=limit, replaced=replaced, by_turn=by_turn)
 
     def _groups(self, prompts: Indices, *, key: Sequence[int]) -> list[Group]:
@@ -696,7 +703,14 @@ def advantage(rollout: Rollout, config: ReinforceConfig) -> Tensor:
     if rollout.turn_ST is not None:
         assert rollout.turn_rewards_EK is not None
         scaled, groups = settings.baseline == "group_scaled", rollout.turn_rewards_EK.split(rollout.each)
-        value_EK = torch.cat([policy_losses.turn_advantages(each, scaled=scaled) for each in groups])
+        tools = config.tools
+        if tools is not None and tools.credit == "gigpo":
+            assert rollout.state_EK is not None
+            how: dict[str, Any] = {"discount": tools.discount, "weight": tools.state_weight, "scaled": scaled}
+            pairs = zip(groups, rollout.state_EK.split(rollout.each), strict=True)
+            value_EK = torch.cat([policy_losses.gigpo_advantages(*each, **how) for each in pairs])
+        else:
+            value_EK = torch.cat([policy_losses.turn_advantages(each, scaled=scaled) for each in groups])
         return value_EK[rollout.episode_S].gather(1, rollout.turn_ST).masked_fill(~mask_ST, 0)
     if settings.baseline == "batch":
         return policy_losses.whitened(

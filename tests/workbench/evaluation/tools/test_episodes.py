@@ -125,8 +125,10 @@ class Scripted(AnswerSampler):
     model: Any
     tokenizer: Any
 
-    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
-        return super().scored(prompts, [self._picking(*each) for each in zip(prompts, draws, strict=True)])
+    def scored(
+        self, prompts: Sequence[Indices], draws: Sequence[Floats], pictures: Sequence[str] = ()
+    ) -> list[list[SampledAnswer]]:
+        return super().scored(prompts, [self._picking(*each) for each in zip(prompts, draws, strict=True)], pictures)
 
     @torch.no_grad()
     def _picking(self, prompt: Indices, draws_GT: Floats) -> Floats:
@@ -278,6 +280,25 @@ def test_a_turn_is_learnt_by_what_the_reward_rose_by(
     )
     again = Rollout.from_state(now.state())
     assert again.turn_rewards_EK is now.turn_rewards_EK and again.turn_ST is now.turn_ST
+
+
+def test_gigpo_compares_turns_that_read_the_same(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Tools alone: a call is compared with the others to its prompt, an answer with those that read the same."""
+    call, answer = FAMILIES["default"]
+
+    def script(context: str, number: int) -> str:
+        wrong = call.replace("Oslo", "Bergen") if number else call
+        return ("5<|endoftext|>" if "6 degrees" in context else answer) if "degrees" in context else wrong
+
+    now = episodes(tmp_path, tokenizer, None, script, tools={"credit": "gigpo"}).now
+    assert now.state_EK is not None and now.turn_rewards_EK is not None and now.advantage_ST is not None
+    first, second = now.state_EK.T.tolist()
+    assert first[0] == first[1] != first[2] == first[3] and second == [second[0], second[1]] * 2
+    assert second[0] != second[1] and now.turn_rewards_EK.tolist() == [[0.0, 1.0], [0.0, 0.0]] * 2
+    good = now.advantage_ST[0][now.mask_ST[0]]
+    begin = now.turn_ST[0][now.mask_ST[0]] if now.turn_ST is not None else good
+    assert (good[begin == 0] > good[begin == 1].max()).all() and good.min() > 0  # in its state it was alone
+    assert Rollout.from_state(now.state()).state_EK is now.state_EK
 
 
 def test_mistakes_of_the_model_are_answered(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
