@@ -25,7 +25,7 @@ from workbench.evaluation import adversarial_validation
 from workbench.evaluation import perplexity as perplexities
 from workbench.evaluation.adversarial_validation import RowShift
 from workbench.evaluation.frozen_features import LARGEST
-from workbench.models import backbones, output_heads
+from workbench.models import backbones, output_heads, picture_processor
 from workbench.recipes.load import Recipe, load
 from workbench.recipes.over import distill
 from workbench.recipes.single import streamed_rows
@@ -187,7 +187,9 @@ def data_report(
     read = implementation(lenient).survey(lenient, sources)
     if size is not None:
         tokenizer = backbones.tokenizer(lenient.model)
-        base = row_encoder(lenient, backbones.hub_config(lenient.model), tokenizer, template=read_template(lenient))
+        hub = backbones.hub_config(lenient.model)
+        processor = picture_processor.of(lenient, hub)
+        base = row_encoder(lenient, hub, tokenizer, template=read_template(lenient), processor=processor)
         by_title, note = row_perplexities(lenient, [each[:2] for each in sources], tokenizer, base, size)
         read[0] = replace(read[0], notes=(note,) if note else ())
         read = [replace(each, perplexities=_numbered(each, by_title.get(each.title, {}))) for each in read]

@@ -127,6 +127,7 @@ def test_two_processes_give_the_curve_of_one(run: Path, words: list[str], tmp_pa
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_folds_in_one_bank_are_those_of_single_runs(words: list[str], tmp_path: Path) -> None:
     own = [each for each in words if not each.startswith("data.held_out")]
     own += ["recipe=crossval", "of=sft", "folds.k=2", "folds.refit=false", "evaluate.answers=0", "train.steps=2"]

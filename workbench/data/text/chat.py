@@ -504,7 +504,7 @@ class ChatEncoder:
         tokenizer: PreTrainedTokenizerBase,
         template: str | None = None,
         *,
-        processor: media.MediaProcessor | str = "this recipe reads text alone. Take recipe sft, prefer or reward",
+        processor: media.MediaProcessor | str = "this recipe reads text alone. Take sft, prefer, reward or reinforce",
     ) -> None:
         if not tokenizer.is_fast:
             raise BackboneError(

@@ -63,6 +63,8 @@ class TokenTable:
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
         """A column of numbers or truth values without nulls."""
+        if not self._batches:
+            return values(pyarrow.array([], self.data.schema.field(name).type))
         return np.concatenate([values(batch.column(name)) for batch in self._batches])
 
 
