@@ -66,6 +66,22 @@ def test_a_row_is_read_again_once_its_picture_changed_and_not_before(section: Mo
     assert changed[0].input_ids.tolist() == first[0].input_ids.tolist()
 
 
+def test_a_row_that_was_left_out_is_read_once_its_picture_is_there(section: ModelConfig, tmp_path: Path) -> None:
+    rows = [_row(), _row("later.png"), _row("elsewhere")]
+    _picture(0).save(tmp_path / "a.png")
+    assert len(_read(section, tmp_path, rows, on_bad_row="skip")) == 1
+    _picture(1).save(tmp_path / "later.png")
+    assert len(_read(section, tmp_path, rows, on_bad_row="skip")) == 2
+    (tmp_path / "b").mkdir()
+    _picture(2).save(tmp_path / "b" / "elsewhere.png")
+    assert len(_read(section, tmp_path, rows, on_bad_row="skip", folder="b")) == 3
+    blind = ChatEncoder(backbones.tokenizer(section))
+    config = DataConfig(train=str(tmp_path / "rows.jsonl"), on_bad_row="skip")
+    with pytest.raises(DataError, match="no usable row"):
+        tokenized.read(config.train, config, backbones.tokenizer(section), blind)
+    assert len(_read(section, tmp_path, rows, on_bad_row="skip")) == 2, "what a blind model left out is not taken"
+
+
 def test_rows_that_show_the_same_picture_are_on_one_side_of_a_split(section: ModelConfig, tmp_path: Path) -> None:
     for number in range(6):
         _picture(number).save(tmp_path / f"{number}.png")

@@ -32,7 +32,7 @@ from workbench.data.folds import held_fold
 from workbench.data.folds.held_fold import FoldRow
 from workbench.data.held_out_split import Splits
 from workbench.data.rows import RawRow, read_rows
-from workbench.data.text import chat, decontamination, formats
+from workbench.data.text import chat, decontamination, formats, media
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.decontamination import TextRow
 from workbench.data.text.formats import Example
@@ -542,8 +542,7 @@ def read(
         with unread_columns.noting() as found:
             written = write_chunks(arrow, ordered_processes.results(encode, chunks), config)
         unread = [key for key in keys if key not in READ and not _template_reads(key, template)]
-        pictured = template.processor is not None and TokenTable.from_file(arrow).numbers("picture_count").any()
-        pictures = _pictures_of(path, template) if pictured else None
+        pictures = _pictures_of(path, template) if media.KEY in keys else None
         about = {"skipped": written, "unread": [*found.get(path, ()), *unread], "pictures": pictures}
         files.write_bytes(notes, json.dumps(about).encode())
     kept = json.loads(notes.read_text())
@@ -560,8 +559,10 @@ def _known_pictures(notes: Mapping[str, Any], arrow: Path, path: str, template: 
     """Whether rows that were tokenised before have no pictures, or those that they have now, made as they are now."""
     if notes["pictures"] is None:
         return True
-    if template.processor is None or notes["pictures"] != _pictures_of(path, template):
-        return False
+    if notes["skipped"] or notes["pictures"] != _pictures_of(path, template):
+        return False  # a row that was left out may have its picture by now
+    if template.processor is None:
+        return True
     keys, stamps = (TokenTable.from_file(arrow).data.column(name).to_pylist() for name in ("pictures", "picture_files"))
     return template.processor.knows(keys, itertools.chain.from_iterable(filter(None, stamps)))
 
