@@ -24,7 +24,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation.generation import AnswerSampler
 from workbench.models import backbones, output_heads
-from workbench.models.picture_features import PictureFeatures, can_keep
+from workbench.models.picture_features import PictureFeatures, can_keep, kept_bytes, tensors
 from workbench.models.picture_processor import PictureProcessor
 
 SIZES = ((60, 40), (33, 70), (28, 28), (90, 31))
@@ -177,5 +177,7 @@ def test_outputs_of_a_frozen_tower_that_were_kept_are_its_own(family: Family) ->
         assert _summed(own, [2, 0, 1]).item() == pytest.approx(sum(alone), rel=1e-5)
         assert [_summed(own, [number]).item() for number in range(3)] == pytest.approx(alone, rel=1e-5)
     assert features.computed == len(family.rows), "each row went through the tower once"
+    held = sum(each.nbytes for outputs in features._kept.values() for each in tensors(outputs))
+    assert held <= kept_bytes(own.model, [own.rows]) <= 1.25 * held, "plans count marks around pictures, too"
     own.processor.name_rows(False)
     assert _summed(own, [0]).item() == pytest.approx(alone[0], rel=1e-6)

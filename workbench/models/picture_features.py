@@ -12,15 +12,21 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
+from workbench.data.batching import evenly_spaced
 from workbench.data.text.media import NUMBERS
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.models.picture_processor import PictureProcessor
 
+ROWS = 256
+"""Rows of which a plan counts the tokens of pictures."""
 SHARE = 0.25
 """Share of the host's memory that is free at first, which kept outputs may take."""
 _PIXELS, _OUTPUTS = "pixel_values", "mm_encoder_outputs"
@@ -28,10 +34,34 @@ _PIXELS, _OUTPUTS = "pixel_values", "mm_encoder_outputs"
 
 def can_keep(model: nn.Module) -> bool:
     """Whether the outputs of a model's tower stay what they are, and the model reads them."""
-    if isinstance(next(model.parameters()), FakeTensor):
-        return False  # a plan has no values
+    return not isinstance(next(model.parameters()), FakeTensor) and _stay(model)  # a plan has no values
+
+
+def _stay(model: nn.Module) -> bool:
     frozen = not any(each.requires_grad for each in anatomy.towers(model))
     return frozen and _OUTPUTS in signature(model.forward).parameters
+
+
+def kept_bytes(model: PreTrainedModel, sets: Sequence[object]) -> int:
+    """Bytes of the host's memory that kept outputs will take, for a plan.
+
+    Args:
+        model: The backbone, on fake tensors.
+        sets: The rows that it will see; others than tokenised ones have no pictures.
+    """
+    pictured = [each for each in sets if isinstance(each, TokenizedSet) and each.pictured]
+    if not pictured or not isinstance(pictured[0].processor, PictureProcessor) or not _stay(model):
+        return 0
+    tokens: dict[str, int] = {}
+    for rows in pictured:
+        for number in evenly_spaced(len(rows), ROWS):
+            row = rows[int(number)]
+            tokens[row.pictures] = int(np.isin(row.input_ids, pictured[0].processor.token_ids).sum())
+    tokens.pop("", None)
+    distinct = {key for rows in pictured for key in rows.pictures} - {""}
+    layers = 1 + len(getattr(getattr(model.config, "vision_config", None), "deepstack_visual_indexes", None) or ())
+    values = sum(tokens.values()) / max(1, len(tokens)) * layers * anatomy.hidden_size(model.config)
+    return min(round(len(distinct) * values * model.dtype.itemsize), int(SHARE * psutil.virtual_memory().available))
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from workbench.training.distributed.sharding import Sharded
 
 LOOKED = 256  # steps of a freezing policy that are searched for the one that trains the deepest
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER, TEACHER = "weights", "masters", "gradients", "optimizer", "teacher"
+PICTURES = "outputs of pictures"
 Phase = tuple[str, str, int]
 """A part of a dry run: which step and micro-batch; whether forward, backward or between; the block, from the nearer end
 (-1: the last)."""
@@ -73,6 +74,7 @@ def dry_run(
     *,
     others: Sequence[nn.Module] = (),
     decisive: frozenset[str] | None = None,
+    pictures: int = 0,
 ) -> DryRun:
     """Carry out the parts of steps of `fit` that take most memory, on fake tensors.
 
@@ -80,6 +82,7 @@ def dry_run(
         held_out_loss: Computes what the run evaluates, on its largest micro-batch; None: nothing is evaluated.
         others: Other models that are there: a teacher.
         decisive: Those of a backbone with fewer of the same blocks: no other micro-batch is carried out.
+        pictures: Bytes of what a frozen tower said of pictures, which the device keeps.
     """
     fit.prepare()
     fit.freezer.follow(step=0, share=0)
@@ -87,6 +90,8 @@ def dry_run(
     with MemoryLedger(fit.freezer.backbone.device.type) as ledger:
         hold(ledger, fit, others=others)
         ledger.hold(fit.starts, MASTERS)
+        with ledger.making(PICTURES):
+            kept = torch.empty(pictures, dtype=torch.uint8)
         with ledger.making(OPTIMIZER):
             averages = [
                 torch.empty_like(each) for values, copies in fit.averaged for each in values for _ in range(copies)
@@ -140,7 +145,7 @@ def dry_run(
             # An evaluation of an average takes beside it the values that train, whose place it takes.
             swapped = max(min(copies, 1) * sum(each.nbytes for each in values) for values, copies in fit.averaged)
             evaluation = ledger.peak + swapped
-        del averages
+        del averages, kept
     return DryRun(
         at_peak=highest(peaks.phases),
         evaluation=evaluation,

@@ -26,7 +26,7 @@ from workbench.data.batching import micro_batches
 from workbench.errors import ConfigError
 from workbench.losses import chunked_loss
 from workbench.losses.chunked_loss import planned_for
-from workbench.models import attention_backend, backbones, output_heads, weight_formats
+from workbench.models import attention_backend, backbones, output_heads, picture_features, weight_formats
 from workbench.models.backbones import Loader
 from workbench.planning import cards, stage_training, step_time
 from workbench.planning.cards import DeviceCard
@@ -399,7 +399,10 @@ def _single(
             backbone, *teachers = loader.loaded
             student = dry.assemble(made, fit.model, backbone)
             evaluation = partial(dry.largest, student) if evaluates else None
-            usage = dry_run(fit, evaluation, others=[each.model for each in teachers], decisive=decisive)
+            seen = [made.splits.train, *([made.splits.held_out] if own.evaluate.every is not None else [])]
+            kept = picture_features.kept_bytes(backbone.model, seen) if backbone.model.device.type == "cpu" else 0
+            teaching_models = [each.model for each in teachers]
+            usage = dry_run(fit, evaluation, others=teaching_models, decisive=decisive, pictures=kept)
             work = replace(step_time.work(fit), teacher=live and supervise is not None)
             if dry.looked or dry.once:
                 with torch.no_grad(), Operations() as operations:
