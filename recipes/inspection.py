@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import RunConfig
 from workbench.data.batching import Row
 from workbench.data.held_out_split import Splits
-from workbench.data.text.media import MediaProcessor
+from workbench.data.text.media import KINDS, MediaProcessor
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.models import backbones
@@ -86,8 +86,8 @@ def unread(*splits: Skipping | None) -> list[str]:
 def pieces(
     row: Row, tokenizer: PreTrainedTokenizerBase, processor: MediaProcessor | None = None
 ) -> list[tuple[str, bool]]:
-    """The decoded runs of tokens with and without loss, in order, with the number of a picture's tokens in their
-    place. `processor`: knows the tokens of pictures."""
+    """The decoded runs of tokens with and without loss, in order, with the number of a picture's or recording's tokens
+    in their place. `processor`: knows these."""
     is_picture = np.zeros(len(row.input_ids), dtype=bool)
     if row.pictures and processor is not None:
         is_picture = np.isin(row.input_ids, processor.token_ids)
@@ -97,8 +97,8 @@ def pieces(
         (
             f"[recording: {stop} positions]"
             if stop == row.source
-            else f"[picture: {stop - start} tokens]"
-            if is_picture[start]
+            else f"[{KINDS[processor.kind].noun}: {stop - start} tokens]"
+            if is_picture[start] and processor is not None
             else str(tokenizer.decode(row.input_ids[start:stop])),
             bool(row.supervised[start]),
         )

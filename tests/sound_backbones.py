@@ -69,6 +69,29 @@ def save_moonshine(folder: Path) -> str:
     return str(folder)
 
 
+def save_qwen2_audio(folder: Path) -> str:
+    """A Qwen2-Audio with the tokens of the shipped Llama, which hears a second; returns its path."""
+    words = {"audio_token": "<|AUDIO|>", "audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>"}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(starter.resolve("starter"))
+    tokenizer.add_special_tokens({"additional_special_tokens": list(words.values())})
+    torch.manual_seed(0)
+    config = transformers.Qwen2AudioConfig(
+        audio_config={
+            "num_mel_bins": 8, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
+            "max_source_positions": 50, "initializer_range": 0.3,
+        },
+        text_config={
+            "model_type": "qwen2", "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3,
+        },
+        audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+    )  # fmt: skip
+    transformers.Qwen2AudioForConditionalGeneration(config).save_pretrained(folder)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    transformers.Qwen2AudioProcessor(extractor, tokenizer, **words).save_pretrained(folder)
+    return str(folder)
+
+
 def tone(hertz: float, *, seconds: float = 0.5, rate: int = 8000, seed: int = 0) -> Any:
     """A tone (T,) in some noise."""
     times = np.arange(round(seconds * rate)) / rate

@@ -92,6 +92,7 @@ _CLASSES: dict[str, tuple[str, tuple[tuple[Any, Any], ...]]] = {
         (
             (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
             (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
+            (MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoModelForSeq2SeqLM),  # which hear within a conversation
         ),
     ),
     "pairs": (

@@ -1,4 +1,4 @@
-"""Pictures beside text: read by the backbone's own processor, once, and kept on disk as what the model is given.
+"""Pictures and recordings beside text: read by the backbone's own processor, once, and kept as what the model is given.
 
 What a processor makes of a picture depends on nothing but the picture, so each is kept in a file of its own, named by
 its content: rows that share a picture, other sets, later epochs and later runs read that file. Its numbers have at most
@@ -22,21 +22,27 @@ from inspect import Parameter, signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import PIL
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
-from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PretrainedConfig
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    PretrainedConfig,
+    ProcessorMixin,
+)
 
 from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.config.sections.image_config import ImageConfig
 from workbench.data.images import picture_sources
-from workbench.data.images.picture_files import PictureFile
+from workbench.data.images.picture_sources import MediaKind
 from workbench.data.images.picture_store import use
-from workbench.data.stored_files import stamp
+from workbench.data.sound.sound_files import SOUND, SoundFile
+from workbench.data.stored_files import StoredFile, stamp
 from workbench.data.text.formats import Example
 from workbench.data.text.media import KEY, KINDS, TYPES, KeptPictures, Media
 from workbench.errors import BackboneError, DataError
@@ -50,6 +56,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VERSION = "2"  # raise it when what is kept changes
+HEARD = "1"  # the same of recordings
 SIDE = 96  # longest side of the small pictures that reports show, in pixels
 
 
@@ -60,6 +67,8 @@ def of(config: RunConfig, hub: PretrainedConfig) -> PictureProcessor | FeaturePr
         return sound_processor.of(config, hub)
     if not config.task.pictured:
         return None
+    if hears(hub):
+        return HearingProcessor(config.model, type(hub), config.image, config.data.fetch, ())
     if hub.is_encoder_decoder or type(hub) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return (
             f"model.id={config.model.id} ({type(hub).__name__}) reads text alone. Take a backbone that sees, such as "
@@ -96,6 +105,12 @@ class PictureProcessor:
     fetch: bool = False
     types: tuple[str, ...] | None = None
     forgets: bool = False
+    media: ClassVar[MediaKind[Any]] = picture_sources.PICTURE
+
+    @property
+    def kind(self) -> str:
+        """The key of KINDS that it reads."""
+        return "image"
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: other processes load the processor for themselves."""
@@ -113,22 +128,23 @@ class PictureProcessor:
     @cached_property
     def processor(self) -> Any:
         """The stock processor. Raises BackboneError: there is none, or it reads no pictures."""
-        try:
-            loaded: Any = _class_of(self.architecture).from_pretrained(
-                source_path(self.model), **source_arguments(self.model)
-            )
-        except Exception as error:
-            why = " ".join(str(error).split())[:300].rstrip(".")
-            raise BackboneError(
-                f"model.id={self.model.id}: its processor, by which it reads pictures, cannot be loaded ({why}). Fetch "
-                "processor_config.json or preprocessor_config.json too, or install what it names."
-            ) from None
+        loaded = self._stock()
         if getattr(loaded, "image_processor", None) is None or getattr(loaded, "image_token", None) is None:
             raise BackboneError(
                 f"model.id={self.model.id}: its processor, {type(loaded).__name__}, reads no pictures beside text. "
                 "Fetch preprocessor_config.json too, or leave the rows with pictures out."
             )
         return loaded
+
+    def _stock(self) -> Any:
+        try:
+            return _class_of(self.architecture).from_pretrained(source_path(self.model), **source_arguments(self.model))
+        except Exception as error:
+            why = " ".join(str(error).split())[:300].rstrip(".")
+            raise BackboneError(
+                f"model.id={self.model.id}: its processor, by which it reads {self.media.many}, cannot be loaded "
+                f"({why}). Fetch processor_config.json or preprocessor_config.json too, or install what it names."
+            ) from None
 
     @property
     def loaded(self) -> bool:
@@ -161,30 +177,28 @@ class PictureProcessor:
             aside = TemporaryDirectory(prefix="pictures-")
             weakref.finalize(self, aside.cleanup)
             return Path(aside.name)
-        folder = files.cache_folder() / "pictures" / f"text-{self.identity}"
+        folder = files.cache_folder() / self.media.many / f"text-{self.identity}"
         folder.mkdir(parents=True, exist_ok=True)
         weakref.finalize(self, use(folder))
         return folder
 
-    def file_of(self, medium: Media, where: str) -> PictureFile:
-        """The picture of a row. Raises DataError: it is not there, or is no picture."""
+    def file_of(self, medium: Media, where: str) -> Any:
+        """The picture or recording of a row. Raises DataError: it is not there, or is none."""
         value = medium.value
         if isinstance(value, str) and addresses.is_address(value) and not value.startswith("file://"):
             if not self.fetch:
                 raise DataError(
-                    f"{where}: the picture is at an address, {value[:100]}, and nothing is read from the network. "
-                    "Write data.fetch=true, or download the pictures and write their paths."
+                    f"{where}: the {self.media.one} is at an address, {value[:100]}, and nothing is read from the "
+                    f"network. Write data.fetch=true, or download the {self.media.many} and write their paths."
                 )
             value = str(addresses.fetched(value))
         folder = None if medium.folder is None else Path(medium.folder)
         try:
             found = None
             whole = isinstance(value, str) and (value.startswith("data:") or Path(value).is_absolute())
-            if isinstance(self.image.folder, str) and folder is not None and not whole:
+            if self.kind == "image" and isinstance(self.image.folder, str) and folder is not None and not whole:
                 found = _finder(self.image.folder, folder)(value)
-            return found or picture_sources.file_of(
-                value, where, folder, KINDS[medium.kind].columns[-1], picture_sources.PICTURE
-            )
+            return found or picture_sources.file_of(value, where, folder, KINDS[medium.kind].columns[-1], self.media)
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
 
@@ -229,15 +243,26 @@ class PictureProcessor:
         except (OSError, SafetensorError, KeyError, ValueError):  # not there, or damaged: made anew
             return ()
 
-    def _made(self, found: Sequence[PictureFile], key: str, where: str) -> tuple[str, ...]:
+    def _opened(self, file: Any) -> Any:
+        """A file as the stock processor takes it."""
+        return file.image(max_pixels=self.image.max_pixels)
+
+    def _given(self, opened: list[Any]) -> dict[str, Any]:
+        """The arguments of the stock processor for what stands in one text."""
+        return {"images": [opened]}
+
+    def _small(self, opened: list[Any]) -> list[bytes]:
+        return [_jpeg(picture) for picture in opened]
+
+    def _made(self, found: Sequence[StoredFile], key: str, where: str) -> tuple[str, ...]:
         try:
-            pictures = [file.image(max_pixels=self.image.max_pixels) for file in found]
+            opened = [self._opened(file) for file in found]
         except DataError as error:
             raise DataError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
         try:
             made: Any = self.processor(
-                images=[pictures],
-                text=[self.token * len(pictures)],
+                **self._given(opened),
+                text=[self.token * len(opened)],
                 return_text_replacement_offsets=True,
                 return_tensors="np",
             )
@@ -247,7 +272,7 @@ class PictureProcessor:
         texts = tuple(str(each["replacement"]) for each in made.pop("text_replacement_offsets")[0])
         others = ("input_ids", "attention_mask", *TYPES)
         arrays = {name: np.asarray(value) for name, value in made.items() if name not in others}
-        small = [base64.b64encode(_jpeg(picture)).decode() for picture in pictures]
+        small = [base64.b64encode(each).decode() for each in self._small(opened)]
         known = {"texts": json.dumps(texts), "small": json.dumps(small)}
         files.write_bytes(self.folder / key, save(_packed(arrays), known))
         return texts
@@ -319,6 +344,66 @@ class PictureProcessor:
     def packs(self) -> bool:
         # Positions of M-RoPE, and attention to both sides inside a picture, follow from where pictures stand in a row.
         return not self._type_names
+
+
+def hears(hub: PretrainedConfig) -> bool:
+    """Whether a backbone reads recordings within conversations, and no pictures."""
+    known = (
+        type(hub) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING and type(hub) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    )
+    return known and not hub.is_encoder_decoder and "audio_config" in hub.sub_configs
+
+
+class HearingProcessor(PictureProcessor):
+    """Reads the recordings of conversations as a backbone's processor does."""
+
+    media: ClassVar[MediaKind[Any]] = SOUND
+
+    @property
+    def kind(self) -> str:
+        return "audio"
+
+    @cached_property
+    def processor(self) -> Any:
+        """The stock processor. Raises BackboneError: there is none, or it does not write the tokens of recordings."""
+        loaded = self._stock()
+        if getattr(type(loaded), "replace_audio_token", None) in (None, ProcessorMixin.replace_audio_token):
+            raise BackboneError(
+                f"model.id={self.model.id}: its processor, {type(loaded).__name__}, does not say which tokens of a "
+                "text stand for a recording, so that it is trained on text alone. Take one such as Qwen2-Audio, or "
+                "leave the rows with recordings out."
+            )
+        return loaded
+
+    @property
+    def token(self) -> str:
+        return str(self.processor.audio_token)
+
+    @cached_property
+    def token_ids(self) -> npt.NDArray[np.int64]:
+        return np.asarray([self.processor.audio_token_id], dtype=np.int64)
+
+    @cached_property
+    def identity(self) -> str:
+        import transformers
+
+        settings = [HEARD, transformers.__version__, self.processor.to_json_string()]
+        return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
+
+    @property
+    def packs(self) -> bool:
+        return False  # not tried
+
+    def _opened(self, file: SoundFile) -> Any:
+        own = self.processor.feature_extractor
+        longest = getattr(own, "chunk_length", None)  # beyond which it would cut recordings without a word
+        return file.wave(own.sampling_rate, several="mix", most=None, on_long="refuse", longest=longest)
+
+    def _given(self, opened: list[Any]) -> dict[str, Any]:
+        return {"audio": opened, "sampling_rate": self.processor.feature_extractor.sampling_rate}
+
+    def _small(self, opened: list[Any]) -> list[bytes]:
+        return []
 
 
 def _jpeg(picture: Image) -> bytes:

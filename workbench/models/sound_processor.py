@@ -167,6 +167,7 @@ class FeatureProcessor:
     numbered: bool = False
     packs: bool = False
     token: str = ""
+    kind: str = "audio"
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: other processes open the store for themselves."""

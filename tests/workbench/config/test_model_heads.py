@@ -90,7 +90,11 @@ def test_the_architecture_and_the_task_decide_the_class(task: ModelHead, config:
 @pytest.mark.parametrize(
     ("task", "config", "cure"),
     [
-        (TEXT, ViTConfig(), "no causal language model. .* AutoModelForCausalLM or AutoModelForImageTextToText loads"),
+        (
+            TEXT,
+            ViTConfig(),
+            "no causal language model. .* AutoModelForCausalLM or AutoModelForImageTextToText or AutoModelForSeq2SeqLM",
+        ),
         (TEXT, WhisperConfig(), "WhisperConfig has no sequence-to-sequence language model"),
         (MASKED, LlamaConfig(), "LlamaConfig has no masked language model. .* AutoModelForMaskedLM loads"),
         (

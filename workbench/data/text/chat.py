@@ -702,10 +702,16 @@ class ChatEncoder:
             if self._parts == (False, True):  # a template that knows lists of parts alone
                 return Conversation(self._tokenizer, place, messages, tools, in_parts=True)
             return Conversation(self._tokenizer, place, messages, tools)
-        if self.processor is None:
+        wrong = next((each.kind for each in found if self.processor is None or each.kind != self.processor.kind), None)
+        if wrong is not None or self.processor is None:
+            why = self._blind
+            if wrong != "image" and (self.processor is not None or "text alone. Take a" in why):
+                why = "its backbone hears nothing beside text. Take one that does, such as Qwen2-Audio"
+            elif self.processor is not None:
+                why = "its backbone sees nothing. Take one that sees, such as Qwen3-VL, Gemma 3 or LLaVA"
             raise DataError(
-                f"{place}: has a picture, and {self._blind}. Or learn from the text of the rows alone: "
-                f"data.ignore='[{', '.join(media.COLUMNS)}]' leaves columns of pictures out."
+                f"{place}: has a {media.KINDS[wrong or 'image'].noun}, and {why}. Or learn from the text of the rows "
+                f"alone: data.ignore='[{', '.join(media.COLUMNS)}]' leaves columns of pictures and sound out."
             )
         pictures = self.processor.kept(found, place)
         mark, parts = self.processor.token, self._parts[1]

@@ -1,7 +1,7 @@
-"""Pictures beside text: what a row holds of them, and where in its messages they stand.
+"""Pictures and recordings beside text: what a row holds of them, and where in its messages they stand.
 
 The content of a message stays one text, in which MARK stands for each of its parts that is no text; `media` of the
-message holds these in their order. Other kinds of parts, such as sound, are one line of KINDS.
+message holds these in their order. Other kinds of parts are one line of KINDS.
 """
 
 from __future__ import annotations
@@ -39,10 +39,18 @@ class Kind(NamedTuple):
 KINDS = {
     "image": Kind(
         "picture", "<image>", ("images", "image"), ("image", "path", "url", "image_url", "bytes", "base64", "data")
-    )
+    ),
+    "audio": Kind(
+        "recording",
+        "<audio>",
+        ("audios", "audio"),
+        ("audio", "path", "url", "audio_url", "input_audio", "bytes", "base64", "data"),
+    ),
 }
-_NAMES = {"image": "image", "image_url": "image", "input_image": "image"}
-"""Kind of each type of part; OpenAI has two more names for a picture."""
+_NAMES = {"image": "image", "image_url": "image", "input_image": "image"} | dict.fromkeys(
+    ("audio", "audio_url", "input_audio"), "audio"
+)
+"""Kind of each type of part; OpenAI and vLLM have more names."""
 NUMBERS = "row_pictures"
 """Input that names the pictures of each row that has some: the bytes of its key (R, 16), uint8."""
 TYPES = ("mm_token_type_ids", "token_type_ids")
@@ -52,12 +60,12 @@ COLUMNS = tuple(name for kind in KINDS.values() for name in kind.columns)
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A picture as its row has it."""
+    """A picture or recording as its row has it."""
 
     kind: str
     value: Any
-    """A path, an address, a data URI, base64, the bytes of a file, {bytes, path}, or a picture of PIL; None: the
-    row's column holds it."""
+    """A path, an address, a data URI, base64, the bytes of a file, {bytes, path}, a picture of PIL, or samples as
+    `datasets.Audio` has them; None: the row's column holds it."""
     folder: str | None = None
     """Where paths begin; None: nowhere, for rows of a hub data set."""
 
@@ -74,8 +82,8 @@ def part_of(part: Any, where: str) -> Media | None:
     if len(given) > 1 and set(given) != {"bytes", "path"}:
         raise DataError(f"{where}: a part of type {part['type']} has {' and '.join(given)}. Leave all but one out.")
     value = part[given[0]] if given else None
-    if isinstance(value, Mapping) and "url" in value:
-        value = value["url"]
+    if isinstance(value, Mapping) and (inner := value.keys() & {"url", "data"}):  # OpenAI's
+        value = value[inner.pop()]
     if given and not value and not _is_picture(value):
         raise DataError(f"{where}: a part of type {part['type']} has an empty `{given[0]}`. Write a path there.")
     return Media(name, {"bytes": part["bytes"], "path": part["path"]} if len(given) > 1 else value)
@@ -174,8 +182,10 @@ def identity(messages: Sequence[dict[str, Any]]) -> str:
     """Names what a conversation shows, by paths, addresses and bytes as its row has them; empty for nothing."""
     digest, found = hashlib.sha256(), of_messages(messages)
     for each in found:
-        value = each.value["bytes"] if isinstance(each.value, Mapping) else each.value
-        own = value.encode() if isinstance(value, str) else value.tobytes() if _is_picture(value) else value
+        value = each.value
+        if isinstance(value, Mapping):
+            value = value["bytes"] if "bytes" in value else np.asarray(value.get("array"))
+        own = value.encode() if isinstance(value, str) else value.tobytes() if hasattr(value, "tobytes") else value
         digest.update(hashlib.sha256(own or b"").digest())
     return digest.hexdigest() if found else ""
 
@@ -227,7 +237,11 @@ class KeptPictures(NamedTuple):
 
 
 class MediaProcessor(Protocol):
-    """Reads the pictures of rows as a backbone's processor does; it can be pickled."""
+    """Reads the pictures or recordings of rows as a backbone's processor does; it can be pickled."""
+
+    @property
+    def kind(self) -> str:
+        """The key of KINDS that it reads."""
 
     @property
     def token(self) -> str:

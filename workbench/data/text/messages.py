@@ -68,8 +68,8 @@ def message_of(item: Any, where: str) -> Message:
     for key in MEDIA:
         if key not in media.COLUMNS and carries(item.get(key)):
             raise DataError(
-                f"{where}: `{key}` is not read: conversations are text and pictures. Leave the row out, or write "
-                f"data.ignore='[{key}]' to learn from the rest alone."
+                f"{where}: `{key}` is not read: conversations are text, pictures and recordings. Leave the row out, or "
+                f"write data.ignore='[{key}]' to learn from the rest alone."
             )
     handled = ("role", "content", "tool_calls", "function_call", *LOSS_FLAGS, *MEDIA)
     message = {key: value for key, value in item.items() if key not in handled and value is not None}
@@ -204,8 +204,8 @@ def _content(value: Any, where: str) -> tuple[str, list[media.Media]]:
         text = part.get("text", part.get("value")) if is_text else None
         if not isinstance(text, str):
             raise DataError(
-                f"{where}: a content part must be {{type: text, text: ...}} or {{type: image, path: ...}}, found "
-                f"{excerpt(part)}."
+                f"{where}: a content part must be {{type: text, text: ...}} or {{type: image, path: ...}} (or audio), "
+                f"found {excerpt(part)}."
             )
         texts.append(media.unmarked(text, where))
     return "".join(texts), parts

@@ -136,5 +136,5 @@ class TranscriptEncoder:
 
 def example_of(name: str, place: str, columns: Mapping[str, Any]) -> Example:
     """A recording as a question whose answer is its transcript."""
-    heard: Message = {"role": "user", "content": media.MARK, media.KEY: [media.Media(AUDIO, columns[AUDIO])]}
+    heard: Message = {"role": "user", "content": media.MARK, media.KEY: [media.Media(AUDIO, None)]}  # in its column
     return Example(place, messages=(heard, {"role": "assistant", "content": string_of(columns, TEXT).strip()}))
