@@ -7,10 +7,16 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel, ProcessorMixin
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    Gemma4AudioFeatureExtractor,
+    PreTrainedModel,
+    ProcessorMixin,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.text_families import BASE, LINEAR, QWEN_VISION, ROPE, VISION
+from tests.text_families import BASE, LINEAR, PICTURES, QWEN_VISION, ROPE, VISION
 from workbench.data.starter import FOLDER
 from workbench.models import picture_processor
 
@@ -117,6 +123,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "image": ("Gemma3ImageProcessorPil", {"size": {"height": 56, "width": 56}}),
         "processor": {"image_seq_length": 4},
     },
+    "gemma4": {
+        "text": {**PICTURES["gemma4"][0], "vocab_size_per_layer_input": 8192},
+        "vision": {**VISION, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 14, "pooling_kernel_size": 2},
+        "more": {"audio_config": None},
+        "mark": "<image_soft_token>",
+        "tokens": {
+            "boi_token": "<boi>",
+            "eoi_token": "<eoi>",
+            "image_token": "<image_soft_token>",
+            "video_token": "<|video|>",
+            "audio_token": "<audio>",
+            "boa_token": "<boa>",
+            "eoa_token": "<eoa>",
+        },
+        "image": (
+            "Gemma4ImageProcessorPil",
+            {"max_soft_tokens": 70, "patch_size": 14, "pooling_kernel_size": 2},
+        ),
+        "processor": {"feature_extractor": Gemma4AudioFeatureExtractor()},
+    },
     "internvl": {
         "text": {"model_type": "qwen2"},
         "vision": {**VISION, "image_size": [56, 56], "patch_size": [14, 14]},
@@ -179,7 +205,9 @@ def build(name: str, *, mixed: bool = False) -> tuple[PreTrainedModel, Processor
     images = getattr(transformers, kind)(**settings)
     whole = facts.get("class") or type(model).__name__.replace("ForConditionalGeneration", "Processor")
     stock = picture_processor.without_videos(getattr(transformers, whole))
-    processor = stock(images, tokenizer, **facts["processor"], chat_template=tokenizer.chat_template)
+    processor = stock(
+        image_processor=images, tokenizer=tokenizer, **facts["processor"], chat_template=tokenizer.chat_template
+    )
     return model, processor
 
 

@@ -137,10 +137,17 @@ class PictureProcessor:
         return loaded
 
     def _stock(self) -> Any:
+        from transformers.utils.import_utils import is_torchvision_available
+
         try:
             return _class_of(self.architecture).from_pretrained(source_path(self.model), **source_arguments(self.model))
         except Exception as error:
             why = " ".join(str(error).split())[:300].rstrip(".")
+            if "torchvision" in why.lower() and not is_torchvision_available():
+                raise BackboneError(
+                    f"model.id={self.model.id}: its processor, by which it reads {self.media.many}, needs torchvision, "
+                    "which is not here. Install the torchvision of this build of torch."
+                ) from None
             raise BackboneError(
                 f"model.id={self.model.id}: its processor, by which it reads {self.media.many}, cannot be loaded "
                 f"({why}). Fetch processor_config.json or preprocessor_config.json too, or install what it names."
@@ -267,8 +274,8 @@ class PictureProcessor:
                 return_tensors="np",
             )
         except (ValueError, ZeroDivisionError) as error:  # sides of a ratio that the processor does not take
-            names = ", ".join(file.name for file in found)
-            raise DataError(f"{where}: {names}: {type(self.processor).__name__} does not take it: {error}") from None
+            names = "".join(f"{file.name}: " for file in found if file.name != where)
+            raise DataError(f"{where}: {names}{type(self.processor).__name__} does not take it: {error}") from None
         texts = tuple(str(each["replacement"]) for each in made.pop("text_replacement_offsets")[0])
         others = ("input_ids", "attention_mask", *TYPES)
         arrays = {name: np.asarray(value) for name, value in made.items() if name not in others}
@@ -431,8 +438,15 @@ def without_videos(stock: Any) -> Any:
     parts = list(stock.get_attributes())
     if "video_processor" not in parts:
         return stock
+    from transformers import ProcessorMixin
 
-    class WithoutVideos(stock):  # type: ignore[misc]
+    class Parts(ProcessorMixin):
+        """Takes the parts that a stock class hands on, but for that for videos."""
+
+        def __init__(self, *parts: Any, video_processor: None = None, **named: Any) -> None:
+            super().__init__(*parts, **named)  # type: ignore[no-untyped-call]
+
+    class WithoutVideos(stock, Parts):  # type: ignore[misc]
         """The stock processor of text and pictures."""
 
         video_processor = None

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from PIL import Image
+from transformers.utils.import_utils import is_torchvision_available
 
 from tests.vision_families import save
 from workbench.config import DataConfig, ModelConfig, RunConfig
@@ -53,6 +55,19 @@ def _read(section: ModelConfig, beside: Path, rows: list[dict[str, Any]], **sett
 
 def _row(picture: str = "a.png", answer: str = "A fox.") -> dict[str, Any]:
     return {"question": "Who?", "answer": answer, "image": picture}
+
+
+@pytest.mark.skipif(is_torchvision_available(), reason="torchvision is here")
+@pytest.mark.parametrize("name", ["Mistral3", "Llama4"])
+def test_a_processor_that_needs_torchvision_says_so(name: str, tmp_path: Path) -> None:
+    config = getattr(transformers, f"{name}Config")
+    config().save_pretrained(tmp_path)
+    backbones.tokenizer(ModelConfig(id="starter")).save_pretrained(tmp_path)
+    own = {"processor_class": {"Mistral3": "PixtralProcessor"}.get(name, f"{name}Processor")}
+    own["image_processor_type"] = own["processor_class"].replace("Processor", "ImageProcessor")
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(own))
+    with pytest.raises(BackboneError, match=r"needs torchvision, which is not here. Install the torchvision"):
+        PictureProcessor(ModelConfig(id=str(tmp_path)), config, ImageConfig()).kept([], "row 1")
 
 
 def test_a_row_is_read_again_once_its_picture_changed_and_not_before(section: ModelConfig, tmp_path: Path) -> None:
