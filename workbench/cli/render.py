@@ -159,8 +159,10 @@ def _next(run: Path) -> None:
     values = shipped_values(run)
     section, task, over = values.get("adapter") or {"method": "lora"}, task_of(values), over_of(values)
     method = METHODS[section["method"]].model_validate(section)
-    asked = task is not None and task.writes_text and (values.get("data") or {}).get("format") not in task.media
-    commands = {f'workbench generate {run} "..."': "ask it something"} if asked else {}
+    heard = task is not None and (values.get("data") or {}).get("format") in task.media
+    asked = task is not None and task.writes_text
+    words, why = ("recording.wav", "write what it hears") if heard else ('"..."', "ask it something")
+    commands = {f"workbench generate {run} {words}": why} if asked else {}
     if task is not None and task.predicts is not None:
         name, does = task.predicts
         commands[f"workbench predict {run} FILE --out {name}"] = does

@@ -191,6 +191,8 @@ class PictureProcessor:
 
     def file_of(self, medium: Media, where: str) -> Any:
         """The picture or recording of a row. Raises DataError: it is not there, or is none."""
+        if medium.kind != self.kind:
+            raise DataError(f"{where}: has a {KINDS[medium.kind].noun}, and {self.media.many} alone are read here.")
         value = medium.value
         if isinstance(value, str) and addresses.is_address(value) and not value.startswith("file://"):
             if not self.fetch:

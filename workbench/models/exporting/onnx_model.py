@@ -115,6 +115,7 @@ def write(model: PreTrainedModel, path: Path, inputs: Mapping[str, Tensor], outp
         shapes[name][1] = torch.export.Dim.DYNAMIC
     wrapped = (PictureOutput if "pixel_values" in inputs else TextOutput)(model, output)
     model.set_attn_implementation("eager")
+    model.set_experts_implementation("batched_mm")  # grouped products have no operator of ONNX
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # hides hints about optional packages
     try:
         with warnings.catch_warnings(), torch.no_grad():

@@ -19,7 +19,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.nightly(but=["Bert-SequenceClassification-logits"])
 @pytest.mark.parametrize(
-    ("name", "head", "output"), [("Llama", "CausalLM", "logits"), ("Bert", "SequenceClassification", "logits")]
+    ("name", "head", "output"),
+    [
+        ("Llama", "CausalLM", "logits"),
+        ("Mixtral", "CausalLM", "logits"),
+        ("Bert", "SequenceClassification", "logits"),
+    ],
 )
 def test_texts_of_any_number_and_length(name: str, head: str, output: str, tmp_path: Path) -> None:
     model = tiny(name, head=head)
