@@ -1,40 +1,44 @@
 """Backbones that arrive quantised: by `quant_method` of their config.json, how they are read and what they are here.
 
-bitsandbytes' stay packed: what this package packs itself while loading. FP8 and MXFP4 are dequantised while they are
-read, which is exact: an FP8 number times its block's scale. Over others nothing trains here.
+bitsandbytes' stay packed: what this package packs itself while loading. FP8, MXFP4 and compressed-tensors' are
+dequantised while they are read, which is exact: an FP8 number times its block's scale. `model.weights=nf4` packs them
+again, each tensor as soon as it is dequantised. Over others nothing trains here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
-from transformers import FineGrainedFP8Config, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.base import HfQuantizer
-from transformers.utils.quantization_config import Mxfp4Config
 
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError
 from workbench.models.weight_formats import FORMATS
 
 
-@dataclass(frozen=True)
-class Dequantised:
+class Dequantised(NamedTuple):
     """A format that is dequantised while it is read."""
 
     name: str
-    settings: Callable[[], Any]
-    """Tells transformers so."""
+    package: str | None = None
+    """Package that reads it, which is the user's to install."""
 
 
 DEQUANTISED = {
-    "fp8": Dequantised("FP8", lambda: FineGrainedFP8Config(dequantize=True)),
-    "mxfp4": Dequantised("MXFP4", lambda: Mxfp4Config(dequantize=True)),
+    "fp8": Dequantised("FP8"),
+    "mxfp4": Dequantised("MXFP4"),
+    "compressed-tensors": Dequantised("compressed-tensors", "compressed_tensors"),
 }
 """By `quant_method`."""
+REPACKED = ("nf4", "fp4")
+"""Formats that dequantised weights are packed in again."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,11 @@ class Arrival:
         """`model.weights` for these; raises BackboneError where something else is asked of them."""
         asked, told = config.weights, f"model.id={config.id}: its weights arrive"
         if self.packed is None:
-            if asked in FORMATS:
+            if asked in FORMATS and asked not in REPACKED:
                 raise BackboneError(
-                    f"{told} in {DEQUANTISED[self.method].name} and are dequantised while they are read; nothing packs "
-                    "them again. Write model.weights=bfloat16, or take the repository that it was made from."
+                    f"{told} in {DEQUANTISED[self.method].name} and are dequantised while they are read; "
+                    f"{' or '.join(REPACKED)} packs them again, {asked} does not. Write model.weights=nf4 or "
+                    "model.weights=bfloat16, or take the repository that it was made from."
                 )
             return asked
         if trainable:
@@ -69,13 +74,18 @@ class Arrival:
             )
         return self.packed
 
-    def reading(self, hub: PretrainedConfig, compute: torch.dtype) -> Any:
-        """What transformers is told of the format, besides `hub`, which is set to compute in this precision."""
-        if self.packed is None:
-            return DEQUANTISED[self.method].settings()
+    def prepare(self, hub: PretrainedConfig, compute: torch.dtype) -> None:
+        """Tell transformers, in `hub`, to compute what stays packed in this precision, and to dequantise all else."""
         own = {"bnb_4bit_compute_dtype": str(compute).removeprefix("torch.")}
-        hub.quantization_config = {**self.settings, **own}
-        return None
+        hub.quantization_config = {**self.settings, **({"dequantize": True} if self.packed is None else own)}
+
+    def dequantiser(self) -> HfQuantizer:
+        """transformers' reader of the format, which dequantises."""
+        kind: Any = AUTO_QUANTIZATION_CONFIG_MAPPING[self.method]
+        wanted = kind.from_dict({**self.settings, "dequantize": True})
+        reader: HfQuantizer = AUTO_QUANTIZER_MAPPING[self.method](wanted, pre_quantized=True)
+        reader.validate_environment(device_map=None)
+        return reader
 
     def settle(self, model: PreTrainedModel, stored: torch.dtype) -> None:
         """Let a model that was read be saved as a plain one, and be all of the precision `stored` if dequantised."""
@@ -102,6 +112,12 @@ def of(hub: PretrainedConfig, config: ModelConfig) -> Arrival | None:
     values: dict[str, Any] = dict(settings) if isinstance(settings, Mapping) else settings.to_dict()
     method = str(values.get("quant_method") or "bitsandbytes").removesuffix("_4bit").removesuffix("_8bit")
     if method in DEQUANTISED:
+        package = DEQUANTISED[method].package
+        if package is not None and find_spec(package) is None:
+            raise BackboneError(
+                f"model.id={config.id}: its weights are quantised by {method}, whose package reads them. Write "
+                f"`pip install {package.replace('_', '-')}`."
+            )
         return Arrival(method, None, values)
     if method == "bitsandbytes":
         four = values.get("load_in_4bit") or values.get("_load_in_4bit")

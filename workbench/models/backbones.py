@@ -281,7 +281,7 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, t
         notes.append(semi_structured.sentence(model))
     if weights in QUANTISED:
         wanted = weight_formats.quantisation_settings(weights, compute, model)
-        if (arrival := arriving_weights.of(hub, config)) is not None:
+        if (arrival := arriving_weights.of(hub, config)) is not None and arrival.packed:
             arrival.describe(wanted, model)
         weight_formats.replace(model, wanted)
     notes += anatomy.about_towers(model)
@@ -331,9 +331,13 @@ def load(
             f"model.id={config.id}: its weights arrive packed in {weights}, and devices that share weights pack them "
             "themselves. Write distributed.zero=1, or take the repository that it was made from."
         )
-    quantised = None if arrival is None else arrival.reading(hub, compute)
-    if weights in QUANTISED and not waiting and arrival is None:
-        quantised = weight_formats.quantisation_settings(weights, compute, skeleton(config, task=task))
+    quantised = None
+    if arrival is not None:
+        arrival.prepare(hub, compute)
+    if weights in QUANTISED and not waiting and (arrival is None or not arrival.packed):
+        reader = None if arrival is None else arrival.dequantiser()
+        hub = arriving_weights.plain(hub)
+        quantised = weight_formats.quantisation_settings(weights, compute, skeleton(config, task=task), reader)
     with loading_errors(config, "weights", "*.safetensors"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
         loaded: Any = auto.from_pretrained(

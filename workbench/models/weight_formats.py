@@ -11,6 +11,7 @@ classification heads and projections outside the blocks are small or decide abou
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.integrations.bitsandbytes import Bnb4bitQuantize, replace_with_bnb_linear
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import register_quantizer
+from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
 from transformers.utils.quantization_config import QuantizationMethod
@@ -151,13 +153,20 @@ class _Convert:
 
 
 def quantisation_settings(
-    weights: str, compute: torch.dtype, skeleton: PreTrainedModel
+    weights: str, compute: torch.dtype, skeleton: PreTrainedModel, reader: HfQuantizer | None = None
 ) -> BitsAndBytesConfig | Fp8Settings:
-    """How transformers quantises this backbone while it loads; `skeleton` is the backbone without its weights.
+    """How transformers quantises this backbone while it loads.
 
-    4-bit scales are themselves quantised (double quantisation; Dettmers et al. 2023, arXiv:2305.14314, section 3): 4 +
-    8 / 64 + 32 / (64 * 256) = 4.127 bits a weight. Raises BackboneError: no layer can be quantised, or a quantised
-    layer could not compute its inputs.
+    Args:
+        skeleton: The backbone without its weights.
+        reader: Dequantises weights that arrive in another format.
+
+    Returns:
+        Settings by which 4-bit scales are themselves quantised (double quantisation; Dettmers et al. 2023,
+        arXiv:2305.14314, section 3): 4 + 8 / 64 + 32 / (64 * 256) = 4.127 bits a weight.
+
+    Raises:
+        BackboneError: No layer can be quantised, or a quantised layer could not compute its inputs.
     """
     left = unquantised(skeleton)
     # transformers replaces exactly these two classes, not subclasses such as Falcon's.
@@ -174,8 +183,8 @@ def quantisation_settings(
             f"model.weights=int8: linear layers of {type(skeleton).__name__} read maps of pictures, which bitsandbytes "
             "multiplies in 4 bits alone. Write model.weights=nf4, or model.weights=bfloat16."
         )
-    with_experts = weights != "int8" and any(_inside(skeleton))
-    return (_WithExperts if with_experts else BitsAndBytesConfig)(
+    kind = _WithExperts if weights != "int8" and any(_inside(skeleton)) else BitsAndBytesConfig
+    return (kind if reader is None else partial(_Repacking, reader))(
         load_in_8bit=weights == "int8",
         load_in_4bit=weights != "int8",
         llm_int8_skip_modules=left,
@@ -228,11 +237,43 @@ class _ExpertsQuantizer(Bnb4BitHfQuantizer):
         return settled
 
 
+class _Repacking(_WithExperts):
+    """4 bits of weights that arrive in another format, which `reader` dequantises."""
+
+    def __init__(self, reader: HfQuantizer, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.quant_method, self.reader = _REPACKED, reader
+
+
+_REPACKED: Any = "bitsandbytes_4bit_again"
+
+
+@register_quantizer(_REPACKED)
+class _RepackingQuantizer(_ExpertsQuantizer):
+    """Packs each tensor as soon as it is dequantised."""
+
+    quantization_config: _Repacking
+
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:  # type: ignore[override]
+        super()._process_model_before_weight_loading(model, **kwargs)
+        self.pre_quantized = True  # so that transformers asks in which precision tensors are to be read
+
+    def update_weight_conversions(self, weight_conversions: Any, model: PreTrainedModel) -> Any:
+        return self.quantization_config.reader.update_weight_conversions(weight_conversions, model)
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> torch.dtype | None:
+        converter.quantization_operation = self.get_quantize_ops()
+        read: torch.dtype | None = self.quantization_config.reader.get_new_dtype(converter, param, dtype)
+        return read
+
+
 class _Packing(Bnb4bitQuantize):
     """Packs one tensor, on the device that it was read to."""
 
     def convert(self, input_dict: Any, model: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
         ((path, values),) = input_dict.items()
+        if not self.hf_quantizer.param_needs_quantization(model, path):
+            return input_dict
         module, name = get_module_from_name(model, path)
         if not isinstance(module, expert_layers.GroupedExperts):
             return super().convert(input_dict, model=model, **kwargs)
@@ -245,10 +286,13 @@ def replace(blueprint: PreTrainedModel, wanted: BitsAndBytesConfig | Fp8Settings
     if isinstance(wanted, Fp8Settings):
         fp8_weights.replace(blueprint, wanted)
         return
+    dtype = blueprint.dtype
     replace_with_bnb_linear(blueprint, wanted.llm_int8_skip_modules, wanted)
     for module in blueprint.modules():
         if isinstance(module, (nn.Linear, Conv1D)):
             module.requires_grad_(False)
+            if module.bias is not None:
+                module.bias.data = module.bias.to(dtype)  # which the new layers have in float32
             module.compress_statistics = wanted.bnb_4bit_use_double_quant
     if isinstance(wanted, _WithExperts):
         for experts in _inside(blueprint):

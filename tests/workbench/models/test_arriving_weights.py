@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +104,9 @@ def test_fp8_is_its_numbers_times_the_scale_of_their_block_and_is_saved_plain(st
         assert torch.equal(again.state_dict()[name], value), name
 
 
-def test_mxfp4_is_the_written_out_numbers(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "num_local_experts": 2}
+def in_mxfp4(folder: Path) -> dict[str, Tensor]:
+    """A repository of experts in MXFP4; returns the weights that they stand for, by name."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_local_experts": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "num_experts_per_tok": 1}
     torch.manual_seed(0)
     model = GptOssForCausalLM(GptOssConfig(vocab_size=40, **sizes, **heads)).bfloat16()
@@ -121,11 +124,101 @@ def test_mxfp4_is_the_written_out_numbers(tmp_path: Path) -> None:
         whole = numbers * torch.exp2(scales.float() - 127)[..., None]
         wanted[name] = whole.flatten(-2).mT.bfloat16()
     model.config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    model.config.save_pretrained(tmp_path)
-    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model.config.save_pretrained(folder)
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    return wanted
+
+
+def compressed(folder: Path, scheme: str, form: str) -> dict[str, Tensor]:
+    """A repository that compressed-tensors has written; returns the weights that it stands for, by name."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import (
+        QuantizationConfig,
+        QuantizationStatus,
+        apply_quantization_config,
+        fake_quantize,
+        preset_name_to_scheme,
+    )
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    model = tiny("Llama", hidden_size=128, intermediate_size=128).bfloat16()
+    config = QuantizationConfig(
+        config_groups={"group_0": preset_name_to_scheme(scheme, ["Linear"])},
+        ignore=["lm_head"],
+        format=form,
+        quantization_status=QuantizationStatus.COMPRESSED,
+    )
+    apply_quantization_config(model, config)
+    wanted = {}
+    for name, module in model.named_modules():
+        if not hasattr(module, "quantization_scheme") or not isinstance(module, torch.nn.Linear):
+            continue
+        arguments, weight, whole = module.quantization_scheme.weights, module.weight.detach(), None
+        parts = weight.float().reshape(len(weight), -1, arguments.group_size or weight.shape[1])
+        if hasattr(module, "weight_global_scale"):
+            whole = generate_gparam(weight.float().min(), weight.float().max())
+            module.weight_global_scale.data = whole.reshape(module.weight_global_scale.shape)
+        scale, zero = calculate_qparams(parts.amin(-1), parts.amax(-1), arguments, global_scale=whole)
+        module.weight_scale.data = scale.to(module.weight_scale.dtype)
+        if hasattr(module, "weight_zero_point"):
+            module.weight_zero_point.data = zero.to(module.weight_zero_point.dtype)
+        zero = getattr(module, "weight_zero_point", None)
+        wanted[f"{name}.weight"] = fake_quantize(weight, module.weight_scale, zero, arguments, global_scale=whole)
+    compressor = ModelCompressor(quantization_config=config)
+    compressor.compress_model(model)
+    model.save_pretrained(folder)
+    compressor.update_config(str(folder))
+    return wanted
+
+
+COMPRESSED = {
+    "FP8_DYNAMIC": "float-quantized",
+    "W4A16": "pack-quantized",
+    "W8A8": "int-quantized",
+    "NVFP4A16": "nvfp4-pack-quantized",
+}
+"""Format of each scheme, as vLLM's makers publish them."""
+ARRIVING = {"fp8": in_fp8, "mxfp4": in_mxfp4} | {
+    scheme: partial(compressed, scheme=scheme, form=form) for scheme, form in COMPRESSED.items()
+}
+
+
+@pytest.mark.nightly(but=["mxfp4", "W4A16", "NVFP4A16"])
+@pytest.mark.parametrize("make", [each for name, each in ARRIVING.items() if name != "fp8"], ids=list(ARRIVING)[1:])
+def test_it_is_dequantised_to_the_numbers_that_it_stands_for(
+    make: Callable[..., dict[str, Tensor]], tmp_path: Path
+) -> None:
+    wanted = make(tmp_path)
     loaded = backbones.load(ModelConfig(id=str(tmp_path), weights="bfloat16", compute="bfloat16"), None)
+    assert wanted
     for name, value in wanted.items():
         assert torch.equal(loaded.model.get_parameter(name), value), name
+
+
+@pytest.mark.nightly(but=["fp8", "mxfp4", "W4A16"])
+@pytest.mark.parametrize("make", ARRIVING.values(), ids=ARRIVING)
+def test_packed_again_it_has_the_bits_of_its_numbers_packed(
+    make: Callable[..., dict[str, Tensor]], tmp_path: Path
+) -> None:
+    """Those that a repository of the dequantised numbers has; a plan counts the bytes."""
+    make(tmp_path / "arrives")
+    plain = backbones.load(ModelConfig(id=str(tmp_path / "arrives"), weights="bfloat16", compute="bfloat16"), None)
+    plain.model.save_pretrained(tmp_path / "plain")
+    again, wanted = (
+        backbones.load(ModelConfig(id=str(tmp_path / name), weights="nf4", compute="bfloat16"), None)
+        for name in ("arrives", "plain")
+    )
+    assert again.weights == "nf4" and again.weight_bytes == wanted.weight_bytes < plain.weight_bytes
+    found = again.model.state_dict()
+    assert found.keys() == wanted.model.state_dict().keys()
+    for name, value in wanted.model.state_dict().items():
+        assert torch.equal(found[name], value), name
+    section = ModelConfig(id=str(tmp_path / "arrives"), weights="nf4", compute="bfloat16")
+    planned = backbones.blueprint(section, vocabulary=0)
+    planned.model.to_empty(device="cpu")
+    planned.model.tie_weights()
+    fake_tensors.pack(planned.model, planned.weights, planned.compute)
+    assert weight_bytes(planned.model) == again.weight_bytes
 
 
 @pytest.mark.parametrize("name", ["nf4", pytest.param("int8", marks=pytest.mark.slow)])
@@ -149,8 +242,8 @@ def test_what_cannot_be_is_refused_in_a_sentence(short_stories: str, tmp_path: P
 
     for load, words in (
         (
-            lambda: backbones.load(config(eight, weights="nf4"), None),
-            "FP8 and are dequantised.* model.weights=bfloat16",
+            lambda: backbones.load(config(eight, weights="int8"), None),
+            "FP8 and are dequantised.* nf4 or fp4 packs them again, int8 does not. Write model.weights=nf4",
         ),
         (lambda: backbones.load(config(four, weights="int8"), None), "packed in nf4, .* Write model.weights=auto"),
         (lambda: backbones.load(config(four), None, trainable=True), "adapter.method=full trains them"),
