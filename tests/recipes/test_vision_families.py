@@ -14,18 +14,22 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.processing_utils import VideosKwargs
 
 from tests.vision_families import FAMILIES, save
-from workbench import losses
-from workbench.adapters import anatomy
+from workbench import adapters, losses
+from workbench.adapters import Lora, anatomy
 from workbench.config import DataConfig, ModelConfig
 from workbench.config.sections.image_config import ImageConfig
 from workbench.data.packing import PACKED
 from workbench.data.text import generated_answers, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.errors import ConfigError
 from workbench.evaluation.generation import AnswerSampler
 from workbench.models import backbones, output_heads
+from workbench.models.backbones import Backbone
 from workbench.models.picture_features import PictureFeatures, can_keep, kept_bytes, tensors
 from workbench.models.picture_processor import PictureProcessor
+from workbench.planning.counters import LiveBytes, Operations
+from workbench.planning.fake_tensors import BlueprintLoader, fake_tensors
 
 SIZES = ((60, 40), (33, 70), (28, 28), (90, 31))
 
@@ -181,3 +185,24 @@ def test_outputs_of_a_frozen_tower_that_were_kept_are_its_own(family: Family) ->
     assert held <= kept_bytes(own.model, [own.rows]) <= 1.25 * held, "plans count marks around pictures, too"
     own.processor.name_rows(False)
     assert _summed(own, [0]).item() == pytest.approx(alone[0], rel=1e-6)
+
+
+def test_a_step_without_values_takes_what_a_real_one_takes(family: Family) -> None:
+    def step(backbone: Backbone) -> tuple[int, int]:
+        model = adapters.attach(backbone.model, Lora(rank=4), seed=0).train()
+        head, batch = output_heads.find(model, backbone.model), family.rows.batch(np.arange(len(family.rows)))
+        with LiveBytes() as live, Operations() as operations:
+            hidden_ND = head.supervised(model, batch.inputs, batch.positions_N)
+            hidden_ND.float().square().sum().backward()
+        return live.peak, operations.count
+
+    section, tokenizer = family.processor.model, backbones.tokenizer(family.processor.model)
+    real = step(backbones.load(section, tokenizer))
+    with fake_tensors():
+        if family.stock.config.model_type == "gemma4":
+            with pytest.raises(ConfigError, match="Run it without a plan"):
+                step(BlueprintLoader()(section, tokenizer))
+            return
+        planned = step(BlueprintLoader()(section, tokenizer))
+    assert planned[0] == pytest.approx(real[0], rel=0.05)
+    assert planned[1] == pytest.approx(real[1], rel=0.01)

@@ -24,6 +24,7 @@ from workbench.adapters.precision import expert_layers
 from workbench.adapters.precision.fp8_layers import Fp8Linear
 from workbench.config import ModelConfig
 from workbench.config.model_heads import TEXT, ModelHead
+from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.models.backbones import Backbone
 from workbench.planning.counters import DispatchMode
@@ -85,9 +86,29 @@ class _RealApart(DispatchMode):
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__()
         self._recall = Recall(mode, self._inferred)
+        self._filled = 0
+        """Places of a hidden state that pictures have filled last."""
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if func is _FILL:
+            self._filled = args[2].numel() // args[0].shape[-1]
+        if func is _INDEX and isinstance(args[0], FakeTensor):
+            mask, *others = args[1]
+            if mask is not None and mask.dtype == torch.bool and not any(isinstance(each, Tensor) for each in others):
+                return args[0].new_empty((self._named(mask), *args[0].shape[mask.ndim :]))
         return self._recall(func, args, kwargs)
+
+    def _named(self, mask: Tensor) -> int:
+        """How many places a mask names: where it has no values, those that pictures fill (DeepStack)."""
+        if isinstance(mask, FakeTensor):
+            if not self._filled:
+                raise ConfigError(
+                    "a plan has no pictures' values, by which this backbone's tower picks places. Run it without a "
+                    "plan, or plan the text of the rows alone: data.ignore='[images, image]'"
+                )
+            return self._filled
+        with unset_fake_temporarily():
+            return int(mask.sum())
 
     def _inferred(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         tensors = list(_tensors((*args, *kwargs.values())))
@@ -124,6 +145,7 @@ INSTEAD: dict[str, Callable[..., Any]] = {
     "aten.copy_.default": lambda tensor, *_: tensor,  # torch gives another where copying changes the precision
     "aten.set_.source_Storage": lambda tensor, storage: tensor.resize_(storage.nbytes() // tensor.element_size()),
 }  # replacements for operations that fake tensors do not support, or that would seem to take memory, by their names
+_FILL, _INDEX = torch.ops.aten.masked_scatter.default, torch.ops.aten.index.Tensor
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _READ = (_SCALAR, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)  # operations that read values
 _ONE: dict[torch.dtype, bool | int] = {torch.bool: True, torch.int64: 1, torch.int32: 1, torch.uint8: 1}
