@@ -138,6 +138,17 @@ def test_tells_episodes_turn_by_turn(trained: Path, recipe: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_shipped_recipe_learns_from_calls_of_its_calculator(tmp_path: Path) -> None:
+    """From its shipped start, which rarely calls greedily, and in a third of its draws."""
+    few = ["train.steps=2", "evaluate.answers=8"]
+    trained = workbench.run("reinforce/tools", few, out=tmp_path / "run", quiet=True)
+    assert json.loads((trained / "scores.json").read_text())["before"]["success"] < 0.3
+    first = told(trained)[0]
+    assert 0.1 < first["episodes[calls]"] < 0.6 and 0 < first["reward[mean]"] == first["episodes[success]"]
+    assert first["grad_norm"] > 0
+
+
+@pytest.mark.slow
 def test_sample_writes_episodes_as_rows(recipe: Path, tmp_path: Path) -> None:
     """With what the environment said and gave, twice the same, and recipe sft reads them. The model can end a turn."""
     every, prompts = recipe.parent / "prompts.jsonl", tmp_path / "few.jsonl"

@@ -20,6 +20,7 @@ REFUSED = ("distill/ensemble", "distill/pictures", "distill/peers")
 MARKS = {
     "crossval/combo": pytest.mark.slow,
     "reinforce/quickstart": pytest.mark.nightly,
+    "reinforce/tools": pytest.mark.nightly,
     **dict.fromkeys(
         (
             "crossval/quickstart",
