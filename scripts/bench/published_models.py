@@ -29,7 +29,7 @@ from workbench.runs import units
 PAGE = Path(__file__).parents[2] / "recipes" / "models.md"
 CARDS = ("4090", "l40s", "h100")
 """Cards of 24, 48 and 80 GB."""
-LITGPT = "litgpt's `config.py`"
+LITGPT = "litgpt's configurations"
 DEFAULTS = "defaults of transformers 5.23"
 
 
@@ -62,7 +62,7 @@ MODELS = {
     "Qwen/Qwen3-30B-A3B": Published("qwen3_moe", LITGPT, _of(48, 2048, 32, 4, 6144, 0) | _QWEN3 | _EXPERTS),
     "Qwen/Qwen3.5-9B": Published("qwen3_5_text", DEFAULTS),
     "openai/gpt-oss-20b": Published(
-        "gpt_oss", "slime's `gpt-oss-20B.sh`", {"num_hidden_layers": 24, "num_local_experts": 32}
+        "gpt_oss", "slime's script of it", {"num_hidden_layers": 24, "num_local_experts": 32}
     ),
     "meta-llama/Llama-3.2-1B": Published(
         "llama", LITGPT, _of(16, 2048, 32, 8, 8192, 128_256, tie_word_embeddings=True)
