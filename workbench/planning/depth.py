@@ -133,6 +133,9 @@ def contents(shallow: Contents, deeper: Contents, times: int) -> Contents | None
         if few - more:
             return None
         tensors[name] = tuple((few + Counter({each: count * times for each, count in (more - few).items()})).elements())
+    if shallow.added_up is not None and deeper.added_up is not None:
+        both = zip(shallow.added_up, deeper.added_up, strict=True)
+        tensors["added_up"] = tuple(further(less, more, times) for less, more in both)
     whole = replace(deeper, whole=further(shallow.whole, deeper.whole, times), **tensors)
     states = further(shallow.optimizer * shallow.trainable, deeper.optimizer * deeper.trainable, times)
     return replace(whole, optimizer=states / max(whole.trainable, 1))

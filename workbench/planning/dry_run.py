@@ -50,7 +50,7 @@ class DryRun:
     padded_tokens: int
     """Tokens of the largest micro-batch, padding included."""
     flops_per_token: float
-    """Training operations of the largest micro-batch, divided by its tokens without padding."""
+    """Training operations of the micro-batch with most tokens, divided by its tokens without padding."""
     at_gradients: int = 0
     """Bytes of activations alive when a gradient of the backward pass comes, at most."""
     at_recomputing: int = 0
@@ -101,7 +101,7 @@ def dry_run(
         paths = chain.from_iterable(anatomy.blocks(fit.freezer.backbone))
         peaks.follow([fit.freezer.backbone.get_submodule(path) for path in paths])
         tried: dict[str, MicroBatchTrial] = {}
-        busiest, flops, tokens = "", 0.0, 0
+        flops, tokens = 0.0, 0
         with peaks.seen("choice"):
             fit.choose()
         for moment, (step, share) in enumerate(_moments(fit)):
@@ -131,8 +131,8 @@ def dry_run(
                     activations = max(activations, peaks.last[ACTIVATIONS])
                 done.append((trial, activations))
                 tried[name] = trial
-                if count > flops:
-                    busiest, flops, tokens = name, count, int(fit.train.lengths[trial.rows].sum())
+                if number == 0 and count > flops:
+                    flops, tokens = count, int(fit.train.lengths[trial.rows].sum())
             _give_gradients(fit, ledger)
             with peaks.seen(f"{moment} update"), ledger.making(OPTIMIZER):
                 fit.update(epoch[0][0])
@@ -156,7 +156,7 @@ def dry_run(
         at_recomputing=max(peaks.at_recomputing.values(), default=0),
         offloaded=waiting.most,
         phases=peaks.phases,
-        decisive=frozenset({busiest, *_decisive(tried, peaks, pairs=costs.pair > MASKS)}),
+        decisive=frozenset(_decisive(tried, peaks, pairs=costs.pair > MASKS)),
     )
 
 
@@ -186,7 +186,7 @@ def _decisive(tried: Mapping[str, MicroBatchTrial], peaks: _Peaks, *, pairs: boo
     for name in sorted(tried, key=lambda each: max(sizes[each].values(), default=0), reverse=True):
         if not any(exceeded(name, each) for each in kept):
             kept.append(name)
-    yield from kept
+    yield from {*kept, *(name for name in tried if name.endswith(" 0"))}  # whose operations are counted
 
 
 def highest(phases: Mapping[Phase, Mapping[str, int]]) -> dict[str, int]:

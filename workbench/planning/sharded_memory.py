@@ -19,6 +19,7 @@ from torch import Tensor
 from workbench.config.sections.distributed_config import DistributedConfig, Place
 from workbench.models import weight_formats
 from workbench.planning.dry_trainings import Model
+from workbench.training.distributed import tensor_parallel
 from workbench.training.distributed.sharding import blocks_apart, is_here
 from workbench.training.distributed.zero_offload import KEPT_ELEMENTS
 
@@ -61,6 +62,9 @@ class Contents:
     """Whether every device holds all that trains, as the adapters of a bank, whatever it holds of the rest."""
     gradient: int = 4
     """Bytes of an element's gradient, as micro-batches add up to it."""
+    added_up: tuple[int, int] | None = None
+    """Elements of each token that devices which cut blocks (`tensor`) add up in a forward and in a backward pass; None:
+    not known."""
 
     @property
     def trainable(self) -> int:
@@ -291,11 +295,25 @@ _SENT = {"none": 1.0, "bfloat16": 0.5, "float16": 0.5, "powersgd": 0.0, "int4": 
 """Bytes of gradients sent for each byte in float32, after the warm-up; powersgd sends next to nothing."""
 
 
-def waiting_seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices: int, passes: int) -> float:
+def waiting_seconds(
+    contents: Contents,
+    how: DistributedConfig,
+    rates: Rates,
+    *,
+    devices: int,
+    passes: int,
+    tokens: float = 0.0,
+    again: bool = False,
+) -> float:
     """Seconds that a step of `passes` micro-batches waits, if nothing is sent while devices compute.
 
     Each of `replicas` copies of the weights is shared among its own devices; copies add their shares of gradients.
-    Of `tensor` devices that compute the same rows each adds its part of the gradients to those of other groups.
+    Of `tensor` devices that compute the same rows each adds its part of the gradients to those of other groups, and
+    they add up what each computed of every token, in a ring.
+
+    Args:
+        tokens: Of a step, that one device computes.
+        again: Whether blocks are computed a second time for the backward pass.
     """
     count = contents.trainable
     gradients, trained = contents.gradient * count, contents.element * count
@@ -311,8 +329,14 @@ def waiting_seconds(contents: Contents, how: DistributedConfig, rates: Rates, *,
         travels = passes * coded + trained
     else:
         travels = passes * (coded + 2.0 * weights)
+    if how.tensor > 1 and contents.added_up is not None:
+        forward, backward = contents.added_up
+        elements = tokens * (forward * (2 if again else 1) + backward)
+        travels_within = 2.0 * (how.tensor - 1) / how.tensor * contents.element * elements
+    else:
+        travels_within = 0.0
     between = 2.0 * (how.replicas - 1) / how.replicas * passes * gradients * share
-    wait_seconds = (others * travels + between) / rates.link
+    wait_seconds = (others * travels + between + travels_within) / rates.link
     state = (8 + contents.optimizer) * count * share  # master, gradient and the optimizer's own
     if how.offload_optimizer != "none":
         wait_seconds += (passes * gradients + trained) * share / rates.host + 2 * state / rates.update
@@ -334,7 +358,9 @@ def contents_of(fit: Model, *, optimizer: int) -> Contents:
     rest: dict[int, Tensor] = {id(each): each for each in chain(weight_formats.held(fit.model), fit.model.buffers())}
     rest = {key: each for key, each in rest.items() if is_here(each)}
     head = fit.freezer.backbone.get_output_embeddings()
+    text = fit.freezer.backbone.can_generate() and not fit.freezer.backbone.config.is_encoder_decoder
     return Contents(
+        added_up=tensor_parallel.added_up(fit.model) if text else None,
         trained=trained,
         head=sum(each.numel() for each in head.parameters() if each.requires_grad) if head is not None else 0,
         element=element,

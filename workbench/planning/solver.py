@@ -1,12 +1,12 @@
 """The fastest way to carry out a run that fits: every setting left `auto`, decided.
 
 Ways are compared in three levels, of which the next is looked at where nothing of the one before fits: each device
-holds all; they share, by ZeRO 1, 2, 3 and FSDP2; the optimizer's state waits in the host's memory, weights there too,
-or both on disk. Each is compared with all activations kept, with elementwise operations recomputed, with a share of the
-blocks, and with all of them, with the largest micro-batch that fits. Of those that fit the fastest is taken, of equals
-the first. Where none fits, inputs of blocks wait in the host's memory; weights that were left to choose are quantised
-before the third level, never for speed: where shares fit, packed copies are named and not compared, and so are tensor
-and pipeline parallelism. Layouts that the run would refuse are told with the reason.
+holds all; they share, by ZeRO 1, 2, 3 and FSDP2, or cut blocks (`tensor`); the optimizer's state waits in the host's
+memory, weights there too, or both on disk. Each is compared with all activations kept, with elementwise operations
+recomputed, with a share of the blocks, and with all of them, with the largest micro-batch that fits. Of those that fit
+the fastest is taken, of equals the first. Where none fits, inputs of blocks wait in the host's memory; weights that
+were left to choose are quantised before the third level, never for speed: where shares fit, packed copies are named and
+not compared, and so is pipeline parallelism. Layouts that the run would refuse are told with the reason.
 
 A dry run is made with its largest and its smallest micro-batch, without recomputing, and with it where that could be
 faster: none where the states of the model alone leave no room, or where a way that fits is faster than this one in the
@@ -144,7 +144,7 @@ def _best(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverChoi
             best = min(fitting, key=lambda way: way.plan.seconds or 0.0)
             ways = solver.reconsidered(ways, best)
             if best.confirmed and best is min(filter(_fits, ways), key=lambda way: way.plan.seconds or 0.0):
-                shares = best.config.distributed.sharded or best.plan.distributed.sharded
+                shares = best.plan.distributed.sharded or solver._cuts(best.plan.distributed)
                 left_out = solver.left_out | (_LEFT_OUT if solver is not solvers[-1] else {}) if shares else {}
                 return _chosen(best, [*(way for _, way in tried), *ways], solver.refused, left_out)
             sure = solver.confirmed(best)
@@ -180,8 +180,12 @@ _LEFT_OUT = {
     "Write model.weights=nf4"
 }
 """Formats that are not looked at, as a more precise one fits in shares, with what to write."""
-_TOGETHER = ("tensor", "pipeline")
-"""Devices of which each holds a part of the weights, and that compute the same rows: planned where they are written."""
+_TOGETHER = {
+    "tensor": "what devices send each other is counted for layers that are cut by rows or columns alone",
+    "pipeline": "how long devices wait for the first and the last micro-batch is not counted",
+}
+"""Devices of which each holds a part of the weights, and that compute the same rows, and why they are not compared
+where they are not."""
 
 
 def _chosen(way: _Way, tried: list[_Way], refused: Mapping[str, str], left_out: Mapping[str, str]) -> SolverChoice:
@@ -192,7 +196,7 @@ def _chosen(way: _Way, tried: list[_Way], refused: Mapping[str, str], left_out: 
         if plan.checkpointing is not False:
             words.append("checkpointing" if plan.checkpointing is True else f"checkpointing={plan.checkpointing}")
         words += ["inputs of blocks to cpu"] if plan.offloaded else []
-        words += [layout.words] if (layout := plan.distributed).sharded else []
+        words += [layout.words] if (layout := plan.distributed).sharded or layout.tensor > 1 else []
         verdict = "taken" if plan is way.plan and plan.fits else "fits" if plan.fits else plan.lack
         tokens, seconds, needed = plan.tokens_per_device, plan.seconds or 0.0, plan.needed
         if each.slower:
@@ -224,7 +228,7 @@ class _Solver:
         """All of the layouts of a level that may be the fastest; only the first where that fits, as nothing can be
         faster. Level 0: each device holds all; 1: they share; 2: states wait outside of them."""
         found, later, tight = list[_Way](), list[_Way](), list[DistributedConfig]()
-        layouts = [each for each in self._layouts if _level(each) == level]
+        layouts = [each for each in self._layouts if (self._cuts(each) or _level(each)) == level]
         for checkpointing, offload in self._savings():
             if offload is True:
                 found += self._fewer(later, found)
@@ -239,12 +243,16 @@ class _Solver:
                     continue
                 if isinstance(config.train.mlp_tile, int) and any(untiled_layout(laid_out)):
                     continue
+                if self._cuts(layout) and (why := self._not_cut(laid_out, found)):
+                    layouts.remove(layout)
+                    self.left_out[layout.words] = why
+                    continue
                 way = (self._fewest if layout in tight else self._most)(laid_out)
                 way = way._replace(number=len(found) + len(later))
                 if not way.lacking and self._bound(way) <= self._at_best(layout):
                     way = self.smaller(way)  # more passes take no longer, and may be faster
-                if way.without_activations:
-                    layouts.remove(layout)  # no activation that is computed again makes room enough
+                if way.without_activations or (self._cuts(layout) and way.plan.fits and way.confirmed):
+                    layouts.remove(layout)  # no activation that is computed again makes room enough, or any is needless
                 least = way.lacking or way.plan.tokens_per_device == way.plan.longest
                 if least and not way.plan.fits:
                     tight.append(layout)
@@ -253,6 +261,16 @@ class _Solver:
                 if [*found, *later] == [way] and way.plan.fits and way.confirmed and largest:
                     return found
         return sorted([*found, *self._fewer(later, found)], key=lambda way: way.number)
+
+    def _not_cut(self, config: RunConfig, found: Sequence[_Way]) -> str:
+        """Why cut blocks are not looked at; empty where they may be the fastest. A backbone may not allow them."""
+        if _beaten(least := self._at_best(config.distributed), found):
+            return f"slower: devices add up what they compute of every token, at least {least:.3g} s a step"
+        try:
+            self._most(config)
+        except ConfigError as error:
+            return f"refused: {str(error).splitlines()[-1].strip()}"
+        return ""
 
     def _fewer(self, later: list[_Way], found: list[_Way]) -> list[_Way]:
         """Ways that need fewer tokens in a pass, with as many as fit; as they are where that cannot be the fastest."""
@@ -272,8 +290,17 @@ class _Solver:
         ]
 
     def _at_best(self, layout: DistributedConfig) -> float:
-        """Seconds of a step that a layout takes at least: without recomputing, and in the fewest passes."""
-        return (self._first.seconds or 0.0) + self._waits(self._first, layout, self._first.dry_run.micro_batches)
+        """Seconds of a step that a layout takes at least: without recomputing, and in the fewest passes.
+
+        Devices that compute the same rows compute as much as others that each hold all, and read parts of the weights.
+        """
+        first = self._first
+        together = layout.rows_together // self._config.distributed.rows_together
+        waits = self._waits(first, layout, first.dry_run.micro_batches, tokens=first.work.tokens * together)
+        if together == 1:
+            return (first.seconds or 0.0) + waits
+        reading = 0.0 if first.timed is None else first.timed.reading * first.work.passes
+        return waits + (((first.seconds or 0.0) - reading * (1 - 1 / together)) if reading else 0.0)
 
     def _bound(self, way: _Way) -> float:
         """Seconds of a step that a way takes at least with as many tokens in a pass as could fit.
@@ -284,7 +311,8 @@ class _Solver:
         plan, dry_run = way.plan, way.plan.dry_run
         mean = plan.work.tokens / max(1.0, way.most_tokens)
         waited = self._waits(plan, plan.distributed, dry_run.micro_batches)
-        waits = self._waits(plan, plan.distributed, max(dry_run.micro_batches, math.ceil(mean)))
+        passes = max(dry_run.micro_batches, math.ceil(mean))
+        waits = self._waits(plan, plan.distributed, passes, tokens=plan.work.tokens)
         reading = 0.0 if plan.timed is None else plan.timed.reading * max(0.0, mean - plan.work.passes)
         return (plan.seconds or 0.0) - waited + waits + reading
 
@@ -315,17 +343,38 @@ class _Solver:
             else:
                 layouts.append(layout)
         free = first.devices > 1 and given.rows_together == 1 and not written.keys() & dict(_PLAIN).keys()
-        for key in _TOGETHER if free and not alone else ():
+        for key, why_not in _TOGETHER.items() if free and not alone else ():
             layout = given.model_copy(update={"zero": 0, key: first.devices})
             told = f"{key}={first.devices}"
             if why := _refusal(self._config.model_copy(update={"distributed": layout}), first.devices):
                 self.refused[told] = why
+            elif key == "tensor" and first.contents.added_up is not None:
+                layouts += self._cut_layouts
             else:
-                self.left_out[told] = (
-                    "not compared: what devices send each other within a pass is not counted. Write "
-                    f"distributed.{told} for its plan"
-                )
+                self.left_out[told] = f"not compared: {why_not}. Write distributed.{told} for its plan"
         return layouts
+
+    @property
+    def _cut_layouts(self) -> list[DistributedConfig]:
+        """Blocks cut for 2, 4, 8 and so many devices, from the fewest on that may hold their parts: more send more."""
+        first, sizes = self._first, [1 << power for power in range(1, 10)]
+        activations = first.dry_run.at_peak.get(ACTIVATIONS, 0)
+        for size in (each for each in sizes if first.devices % each == 0):
+            if first.contents.weight_bytes // size + activations <= first.memory or size == first.devices:
+                return [
+                    self._config.distributed.model_copy(update={"zero": 0, "tensor": each})
+                    for each in sizes
+                    if each >= size and first.devices % each == 0
+                ]
+            self.left_out[f"tensor={size}"] = (
+                f"not compared: parts of weights with all activations do not fit. Write distributed.tensor={size} for "
+                "its plan"
+            )
+        return []
+
+    def _cuts(self, layout: DistributedConfig) -> bool:
+        """Whether it cuts blocks or rows that the configuration does not."""
+        return layout.rows_together > self._config.distributed.rows_together
 
     def _savings(self) -> Iterator[tuple[Checkpointing, bool | str]]:
         """Yield how activations are kept, those that keep most first, and whether inputs of blocks wait on the host."""
@@ -399,11 +448,22 @@ class _Solver:
         waits = self._waits(plan, plan.distributed, plan.dry_run.micro_batches)
         return replace(plan, seconds=(plan.seconds or 0.0) + waits)
 
-    def _waits(self, plan: Plan, layout: DistributedConfig, passes: int) -> float:
-        """Seconds of a step in which devices wait for each other, for the host and for disks."""
+    def _waits(
+        self, plan: Plan, layout: DistributedConfig, passes: int, *, tokens: float | None = None, again: bool = False
+    ) -> float:
+        """Seconds of a step in which devices wait for each other, for the host and for disks. `tokens`: that one device
+        computes in it; None: with those that fill up blocks of rows."""
         rates = sharded_memory.CPU if plan.device == "cpu" else sharded_memory.ACCELERATOR
         rates = rates if plan.card is None else replace(rates, link=plan.card.link)
-        return sharded_memory.waiting_seconds(plan.contents, layout, rates, devices=plan.devices, passes=passes)
+        return sharded_memory.waiting_seconds(
+            plan.contents,
+            layout,
+            rates,
+            devices=plan.devices,
+            passes=passes,
+            tokens=plan.work.padded if tokens is None else tokens,
+            again=again or plan.checkpointing is True,
+        )
 
     def _between_blocks(self, config: RunConfig, tokens: int | str) -> Plan:
         """Plan that recomputes a share of the blocks, interpolated: bytes and seconds grow evenly with the share."""
@@ -438,7 +498,8 @@ class _Solver:
 
 
 def _key(config: RunConfig, tokens: int | str) -> tuple[object, ...]:
-    return config.train.checkpointing, config.train.offload_activations, config.train.mlp_tile, tokens
+    together = config.distributed.together_only.words
+    return config.train.checkpointing, config.train.offload_activations, config.train.mlp_tile, together, tokens
 
 
 def _fitting(low: Plan, high: Plan, *, most: float = 1.0, part: float = 1.0) -> int:

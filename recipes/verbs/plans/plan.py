@@ -259,6 +259,8 @@ def _of_device(
         parts = (way or _planned_task)(own, inside.enter_context(plan_parts.planned_run(own, folder)))
     sentences += [*notes(config), *implementation(config).plan_notes(config)]
     fit = parts.training
+    if config.distributed.tensor > 1 and parts.contents.added_up is None:
+        sentences.append("The time in which devices add up outputs of blocks (distributed.tensor) is not counted.")
     end = 0 if accelerated else implementation(config).end_bytes(config, fit.train)
     if token_reference.wanted(config):
         flops = parts.dry_run.flops_per_token * parts.work.tokens
@@ -522,8 +524,6 @@ def notes(config: RunConfig) -> Iterator[str]:
         yield f"Figures are those of one flow. {config.folds.nested_cost(steps=config.train.steps is not None)}"
     if config.distributed.sequence > 1:
         yield "The time in which devices exchange heads of attention (distributed.sequence) is not counted."
-    if config.distributed.tensor > 1:
-        yield "The time in which devices add up outputs of blocks (distributed.tensor) is not counted."
     if config.model.weights == "int8":
         yield "8-bit layers are taken to find outliers in every column, the most that there may be."
     if config.distributed.deepspeed is not None:

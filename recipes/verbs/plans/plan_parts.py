@@ -131,7 +131,7 @@ def _size(config: RunConfig, task: ModelHead, *, below: int) -> AdapterSize:
 
 def _multiplied(config: RunConfig, task: ModelHead, few: Depths, carry_out: CarryOut) -> DryRunParts | None:
     """Outcome of dry runs of two depths, multiplied; None where they do not say what the whole backbone takes."""
-    hub, done = backbones.hub_config(config.model), list[DryRunParts]()
+    hub, done, trainable = backbones.hub_config(config.model), list[DryRunParts](), list[int]()
     train = config.train.model_copy(update={"checkpointing": False, "offload_activations": "auto"})
     batch = config.batch.model_copy(update={"tokens_per_device": "auto"})
     key = f"{config.model_copy(update={'train': train, 'batch': batch})!r} {chunked_loss.planned_memory()}"
@@ -141,15 +141,18 @@ def _multiplied(config: RunConfig, task: ModelHead, few: Depths, carry_out: Carr
             decisive = done[0].dry_run.decisive if done else None
             carried = carry_out(own, run, BlueprintLoader(), decisive=decisive, evaluates=evaluates)
             done.append(_known(config, task, carried))
+            cut = config.distributed.tensor > 1  # of which a device has a part
+            whole = model_sizes.predict(own.model, own.adapter, task=task, below=0).trainable if cut else None
+            trainable.append(done[-1].contents.trainable if whole is None else whole)
     less, more = done
     contents = depth.contents(less.contents, more.contents, few.times)
-    if contents is None or contents.trainable != more.size.trainable:  # some blocks alone have adapters
-        return None
-    whole = depth.dry_run(less.dry_run, more.dry_run, few.times)
+    if contents is None or depth.further(trainable[0], trainable[1], few.times) != more.size.trainable:
+        return None  # some blocks alone have adapters
+    every = depth.dry_run(less.dry_run, more.dry_run, few.times)
     if evaluates:
-        _EVALUATED[key] = whole.evaluation
+        _EVALUATED[key] = every.evaluation
     return more._replace(
-        dry_run=replace(whole, evaluation=_EVALUATED[key]),
+        dry_run=replace(every, evaluation=_EVALUATED[key]),
         contents=contents,
         work=replace(more.work, forward=depth.further(less.work.forward, more.work.forward, few.times)),
     )

@@ -91,7 +91,7 @@ def require_same(few: Plan, whole: Plan) -> None:
         assert getattr(few.dry_run, name) == getattr(whole.dry_run, name), name
     for name in ("trained", "frozen", "blocks"):
         assert Counter(getattr(few.contents, name)) == Counter(getattr(whole.contents, name)), name
-    assert few.contents.whole == whole.contents.whole
+    assert few.contents.whole == whole.contents.whole and few.contents.added_up == whole.contents.added_up
     assert few.contents.optimizer == pytest.approx(whole.contents.optimizer)
     assert few.work.weight_bytes == whole.work.weight_bytes
 

@@ -31,19 +31,22 @@ class DryRuns:
 
     def __init__(self, memory: int, *, devices: int = 1, device: str = "accelerator", floor: int = 0) -> None:
         self._memory, self._devices, self._device, self._floor = memory, devices, device, floor
-        self.recomputable = True
+        self.recomputable, self.added_up = True, None
         self.seen: list[tuple[object, object, int]] = []
         """Weights, checkpointing and tokens of each dry run."""
 
     def __call__(self, config: RunConfig) -> Plan:
         parts, wanted = config.distributed.sequence, config.batch.tokens_per_device
-        rows, length = ROWS * parts // self._devices, min(LENGTH, config.data.max_tokens) // parts
+        tensor = config.distributed.tensor
+        if tensor > 4:
+            raise ConfigError("This run cannot be shared as it is:\n  It has 4 heads.")
+        rows, length = ROWS * parts * tensor // self._devices, min(LENGTH, config.data.max_tokens) // parts
         tokens = rows * length if wanted == "auto" else wanted
         checkpointing = config.train.checkpointing
         self.seen.append((config.model.weights, checkpointing, tokens))
-        weights = COUNT // 2 if config.model.weights == "nf4" else 4 * COUNT
+        weights = COUNT // 2 if config.model.weights == "nf4" else 4 * COUNT // tensor
         activations = max(self._floor, round(tokens * _token_bytes(checkpointing)))
-        rest = {"gradients": 4 * COUNT, "optimizer": 8 * COUNT}
+        rest = {"gradients": 4 * COUNT // tensor, "optimizer": 8 * COUNT // tensor}
         return Plan(
             device=self._device,
             weights=config.model.weights,
@@ -60,7 +63,7 @@ class DryRuns:
                 flops_per_token=1.0,
             ),
             work=StepWork(tokens=rows * length, padded=rows * length, passes=-(-rows * length // tokens)),
-            contents=Contents(trained=(COUNT,), element=4),
+            contents=Contents(trained=(COUNT // tensor,), element=4, added_up=self.added_up),
             process=0,
             memory=self._memory,
             devices=self._devices,
@@ -103,11 +106,12 @@ def choose(
     device: str = "accelerator",
     floor: int = 0,
     recomputable: bool = True,
+    added_up: tuple[int, int] | None = None,
     timing: Callable[[Plan], Timed] = timing,
     **sections: Any,
 ) -> tuple[SolverChoice, DryRuns]:
     dry_runs = DryRuns(memory, devices=devices, device=device, floor=floor)
-    dry_runs.recomputable = recomputable
+    dry_runs.recomputable, dry_runs.added_up = recomputable, added_up
     values = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "batch": {"size": ROWS}, **sections}
     return solver.choose(RunConfig.model_validate(values), dry_runs, timing), dry_runs
 
@@ -266,6 +270,23 @@ def test_every_way_that_was_compared_is_told() -> None:
     fitting = [each for each in tried if each.fits]
     assert found.plan.seconds == min(each.seconds for each in fitting)
     assert found.config.distributed.zero in (2, 3)
+
+
+@pytest.mark.parametrize(("added_up", "wanted"), [((100, 200), 4), ((10**7, 2 * 10**7), 1), (None, 1)])
+def test_blocks_are_cut_where_that_is_faster_than_shares(added_up: tuple[int, int] | None, wanted: int) -> None:
+    """By what devices add up of each token; from the fewest devices on that hold their parts."""
+    distributed = {"zero": "auto", "bucket_bytes": 40_000}
+    slow = {"timing": lambda plan: replace(exactly(seconds_of(plan)), reading=1e-3)}
+    found, _ = choose(9_600_000, devices=8, distributed=distributed, added_up=added_up, evaluate={"answers": 0}, **slow)
+    assert found.plan.fits and found.config.distributed.tensor == wanted
+    told = {each.way.removeprefix("auto, "): each.verdict for each in found.plan.tried}
+    if wanted > 1:
+        assert told["tensor=4"] == "taken" and told["tensor=2"].startswith("slower, if it fits")
+        assert told["tensor=8"] == "refused: It has 4 heads." or told["tensor=8"].startswith("slower: ")
+    elif added_up:
+        assert told["tensor=4"].startswith("slower: devices add up")
+    else:
+        assert told["tensor=8"].startswith("not compared: ")
 
 
 def test_states_wait_outside_where_nothing_else_fits() -> None:

@@ -8,7 +8,7 @@ Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -31,6 +31,45 @@ def plan(backbone: PretrainedConfig) -> dict[str, str]:
     """How transformers cuts each layer of a block, by its path in the block."""
     of_body = (backbone.get_text_config(decoder=True).base_model_tp_plan or {}).items()
     return {path.removeprefix("layers.*."): style for path, style in of_body if path.startswith("layers.*.")}
+
+
+class AddedUp(NamedTuple):
+    """Elements of each token that processes of a group add up, so that each has the sum."""
+
+    forward: int
+    """In a forward pass: outputs of layers that are cut by their inputs."""
+    backward: int
+    """In a backward pass: gradients of the inputs of layers that are cut by their outputs."""
+
+
+def added_up(model: nn.Module) -> AddedUp | None:
+    """What a group of processes would add up for each token; None where transformers cuts no block, or sends more.
+
+    Each layer sends for itself, also those that read the same inputs, and so does the first or the second matrix of
+    its LoRA. Gradients of inputs before which nothing trains are not asked for; an MLP is taken to read what attention
+    gives, also in the first block of those that read the same.
+    """
+    backbone = next(each for each in model.modules() if isinstance(each, PreTrainedModel))
+    styles, forward, backward = plan(backbone.config), 0, 0
+    if not styles or set(styles.values()) - {*_ENDS, "replicated_with_grad_allreduce"}:
+        return None
+    asked = trains = any(each.requires_grad for each in backbone.get_input_embeddings().parameters())
+    for block in anatomy.decoder_layers(model):
+        layers = dict(block.named_modules())
+        for path, style in styles.items():
+            layer: Any = layers.get(path)
+            ranks = sum(layer.r.values()) if isinstance(layer, LoraLayer) else 0
+            base = layer.get_base_layer() if isinstance(layer, LoraLayer) else layer
+            trains = trains or any(each.requires_grad for each in block.parameters())
+            if style not in _ENDS:
+                continue
+            if not isinstance(base, nn.Linear):
+                return None
+            if style == "rowwise":
+                forward, asked = forward + base.out_features + ranks, trains
+            else:
+                backward += ranks + (base.in_features if asked else 0)
+    return AddedUp(forward, backward)
 
 
 def cut(model: nn.Module, section: DistributedConfig, ranks: Ranks) -> None:

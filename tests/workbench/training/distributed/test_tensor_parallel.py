@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from workbench import adapters
@@ -22,6 +23,7 @@ from workbench.config import RunConfig
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.runs.ranks import ALONE, Ranks, joined
+from workbench.training import activation_checkpointing
 from workbench.training.distributed import layout_checks, tensor_parallel
 from workbench.training.distributed.placement import Placement
 
@@ -64,15 +66,42 @@ def outcome(model: Any) -> dict[str, Tensor]:
     return {"logits": logits.detach(), **whole}
 
 
+class Sums(TorchDispatchMode):
+    """Inside of it, elements are counted that processes add up as they compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops._c10d_functional.all_reduce.default:
+            self.elements += args[0].numel()
+        return func(*args, **(kwargs or {}))
+
+
 def main() -> None:
     ranks = joined()
     for family in FAMILIES:
         for method in (with_lora, lambda model: model.requires_grad_(True)):
             model = method(made(family))
             wanted = outcome(copy.deepcopy(model))
+            counted = tensor_parallel.added_up(model)
             tensor_parallel.cut(model, TWO, ranks)
             assert any(isinstance(each, DTensor) for each in model.parameters()), family
-            found = outcome(model)
+            with Sums() as sums:
+                found = outcome(model)
+            assert counted is not None or family in ("olmo2", "phi3")  # which gather, too
+            if counted is not None:
+                # Cohere's first MLP reads what nothing gave that trains.
+                more = 2 * SIZES["hidden_size"] * (family == "cohere" and method is with_lora)
+                assert sums.elements == 14 * (sum(counted) - more), family
+                model.zero_grad()
+                activation_checkpointing.keep(model.train(), True)
+                with Sums() as sums:
+                    outcome(model)
+                # Not the last sum of a block where nothing needs it; the first one's inputs are asked for gradients.
+                again = sums.elements - 14 * (sum(counted) - more)
+                assert 7 * counted.forward <= again <= 14 * (counted.forward + 5 * SIZES["hidden_size"]), family
             assert found.keys() == wanted.keys(), family
             for name, tensor in wanted.items():
                 torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)  # some norms are float32
