@@ -3,8 +3,9 @@ tokens a second, as Markdown and JSON.
 
     python scripts/bench/plan_table.py [--models 8b ...] [--cards 4090 8xh100 ...] [--methods lora ...] [--json FILE]
 
-No weight is read and no card is needed: models are the config.json of random_llama.py, rows those of `sft/chat`, cards
-those of `workbench plan --device`. Whatever is left to choose is chosen by the plan. Longest rows are those of one
+No weight is read and no card is needed: models are the config.json of random_llama.py, rows those of `sft/chat`; of
+random_vision_language.py, rows those of `sft/vision-language`, 256 tokens a picture. Cards are those of `workbench plan
+--device`. Whatever is left to choose is chosen by the plan. Longest rows are those of one
 card, with every saving (`plan --longest-row`); time is assumed, as plans for cards say.
 """
 
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import measuring
 import random_llama
+import random_vision_language
 
 from workbench.planning import cards
 from workbench.planning.plan import Plan
@@ -54,7 +56,8 @@ def main() -> None:
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for shape in arguments.models:
-            random_llama.configuration(shape, Path(folder) / shape)
+            kind = random_vision_language if shape in random_vision_language.SHAPES else random_llama
+            kind.configuration(shape, Path(folder) / shape)
             for where in map(Where.of, arguments.cards):
                 for method in arguments.methods:
                     facts = planned(str(Path(folder) / shape), where, METHODS[method])
@@ -68,12 +71,14 @@ def main() -> None:
 
 def planned(model: str, where: Where, words: list[str]) -> dict[str, Any]:
     """What a plan says of a model on these cards."""
-    own = [f"model.id={model}", *words]
+    sees = Path(model).name in random_vision_language.SHAPES
+    own, recipe = [f"model.id={model}", *words], "sft/vision-language" if sees else "sft/chat"
+    own += ["data.limit=64", "data.held_out=0.25", "data.max_tokens=1024"] * sees
     began = time.process_time()
-    choice = plans.solve("sft/chat", own, devices=where.many, device=where.name)
+    choice = plans.solve(recipe, own, devices=where.many, device=where.name)
     plan, took = choice.plan, time.process_time() - began
     longest = None
-    if where.many == 1 and not plan.distributed.sharded:
+    if where.many == 1 and not plan.distributed.sharded and not sees:
         memory = cards.find(where.name).memory
         longest = plans.longest_row(load("sft/chat", own), memory=memory, elsewhere=True).tokens
     return {
@@ -107,7 +112,9 @@ def _cells(facts: dict[str, Any]) -> list[str]:
 
 def _arguments() -> argparse.Namespace:
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--models", nargs="*", default=MODELS, choices=list(random_llama.SHAPES))
+    found.add_argument(
+        "--models", nargs="*", default=MODELS, choices=[*random_llama.SHAPES, *random_vision_language.SHAPES]
+    )
     found.add_argument("--cards", nargs="*", default=CARDS, help="names of `plan --device`, after `8x` eight of them")
     found.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     found.add_argument("--json", type=Path, help="a file to write")

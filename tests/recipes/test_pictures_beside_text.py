@@ -120,6 +120,22 @@ def test_a_merged_model_says_the_same_in_stock_transformers(run: Path, rows: Pat
 
 
 @pytest.mark.nightly
+def test_all_weights_are_read_by_the_stock_class(words: list[str], rows: Path, tmp_path: Path) -> None:
+    own = [each for each in words if not each.startswith("adapter.")]
+    run = workbench.run("sft/quickstart", [*own, "adapter={method: full}"], out=tmp_path / "full", quiet=True)
+    stock = AutoModelForImageTextToText.from_pretrained(run / "adapter", dtype=torch.float32).eval()
+    processor = AutoProcessor.from_pretrained(run / "adapter")
+    part = {"type": "image", "image": Image.open(rows.parent / "pictures" / "0.png")}
+    asked = [{"role": "user", "content": [part, {"type": "text", "text": "Which colour has 0?"}]}]
+    inputs = processor.apply_chat_template(asked, tokenize=True, return_dict=True, return_tensors="pt")
+    config = run_directory.shipped_config(run, Trust(False, ""))
+    with torch.no_grad():
+        own_BLV, other_BLV = exported.load(run, config).model(**inputs).logits, stock(**inputs).logits
+        bare_BLV = backbones.load(config.model, backbones.tokenizer(config.model)).model(**inputs).logits
+    assert (own_BLV - other_BLV).abs().max() < 1e-5 < (own_BLV - bare_BLV).abs().max()
+
+
+@pytest.mark.nightly
 def test_two_processes_give_the_curve_of_one(run: Path, words: list[str], tmp_path: Path) -> None:
     command = ["workbench", "run", "sft/quickstart", *words, "--devices", "2", "--out", str(tmp_path / "two")]
     subprocess.run(command, check=True, capture_output=True)
