@@ -80,7 +80,8 @@ def planned(model: str, where: Where, words: list[str]) -> dict[str, Any]:
     longest = None
     if where.many == 1 and not plan.distributed.sharded and not sees:
         memory = cards.find(where.name).memory
-        longest = plans.longest_row(load("sft/chat", own), memory=memory, elsewhere=True).tokens
+        stored = load("sft/chat", own).model_copy(update={"model": choice.config.model})
+        longest = plans.longest_row(stored, memory=memory, elsewhere=True).tokens
     return {
         "fits": plan.fits,
         "cure": choice.cure,
