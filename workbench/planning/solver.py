@@ -1,12 +1,13 @@
 """The fastest way to carry out a run that fits: every setting left `auto`, decided.
 
-Ways are compared in three levels, of which the next is looked at where nothing of the one before fits: each device
-holds all; they share, by ZeRO 1, 2, 3 and FSDP2, or cut blocks (`tensor`); the optimizer's state waits in the host's
-memory, weights there too, or both on disk. Each is compared with all activations kept, with elementwise operations
+Ways are compared in four levels, of which the next is looked at where nothing of the one before fits: each device
+holds all; they share, by ZeRO 1, 2, 3 and FSDP2; they cut blocks (`tensor`), since all is taken to be sent while nobody
+computes, and shares fetch weights ahead; the optimizer's state waits in the host's memory, weights there too, or both
+on disk. Each is compared with all activations kept, with elementwise operations
 recomputed, with a share of the blocks, and with all of them, with the largest micro-batch that fits. Of those that fit
 the fastest is taken, of equals the first. Where none fits, inputs of blocks wait in the host's memory; weights that
-were left to choose are quantised before the third level, never for speed: where shares fit, packed copies are named and
-not compared, and so is pipeline parallelism. Layouts that the run would refuse are told with the reason.
+were left to choose are quantised before the third and fourth level, never for speed: where shares fit, packed copies
+are named and not compared, and so is pipeline parallelism. Layouts that the run would refuse are told with the reason.
 
 A dry run is made with its largest and its smallest micro-batch, without recomputing, and with it where that could be
 faster: none where the states of the model alone leave no room, or where a way that fits is faster than this one in the
@@ -138,14 +139,18 @@ class _Way(NamedTuple):
 def _best(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverChoice:
     solvers = [_Solver(_with(config, "model", weights=weights), make_plan, timing) for weights in formats(config)]
     tried: list[tuple[_Solver, _Way]] = []
-    for solver, level in [*((each, level) for each in solvers for level in (0, 1)), *((each, 2) for each in solvers)]:
+    levels = [*((each, level) for each in solvers for level in (0, 1)), *((each, 2) for each in solvers)]
+    for solver, level in [*levels, *((each, 3) for each in solvers)]:
         ways = solver.ways(level)
         while fitting := [way for way in ways if way.plan.fits]:
             best = min(fitting, key=lambda way: way.plan.seconds or 0.0)
             ways = solver.reconsidered(ways, best)
             if best.confirmed and best is min(filter(_fits, ways), key=lambda way: way.plan.seconds or 0.0):
-                shares = best.plan.distributed.sharded or solver._cuts(best.plan.distributed)
+                shares = best.plan.distributed.sharded or level > 0
                 left_out = solver.left_out | (_LEFT_OUT if solver is not solvers[-1] else {}) if shares else {}
+                if level < 2 and shares:
+                    cut = [each.words for each in solver._layouts if solver._cuts(each)]
+                    left_out |= {words: f"{_NOT_CUT}. Write distributed.{words} for its plan" for words in cut}
                 return _chosen(best, [*(way for _, way in tried), *ways], solver.refused, left_out)
             sure = solver.confirmed(best)
             ways = [sure if way is best else way for way in ways]
@@ -180,6 +185,7 @@ _LEFT_OUT = {
     "Write model.weights=nf4"
 }
 """Formats that are not looked at, as a more precise one fits in shares, with what to write."""
+_NOT_CUT = "not compared where shares fit: how much of what these send travels meanwhile was never measured"
 _TOGETHER = {
     "tensor": "what devices send each other is counted for layers that are cut by rows or columns alone",
     "pipeline": "how long devices wait for the first and the last micro-batch is not counted",
@@ -226,9 +232,9 @@ class _Solver:
 
     def ways(self, level: int) -> list[_Way]:
         """All of the layouts of a level that may be the fastest; only the first where that fits, as nothing can be
-        faster. Level 0: each device holds all; 1: they share; 2: states wait outside of them."""
+        faster. Level 0: each device holds all; 1: they share; 2: they cut blocks; 3: states wait outside of them."""
         found, later, tight = list[_Way](), list[_Way](), list[DistributedConfig]()
-        layouts = [each for each in self._layouts if (self._cuts(each) or _level(each)) == level]
+        layouts = [each for each in self._layouts if (2 if self._cuts(each) else _level(each)) == level]
         for checkpointing, offload in self._savings():
             if offload is True:
                 found += self._fewer(later, found)
@@ -574,7 +580,7 @@ _ORDERS: list[dict[str, Any]] = [
 
 def _level(layout: DistributedConfig) -> int:
     if {layout.offload_optimizer, layout.offload_parameters} != {"none"}:
-        return 2
+        return 3
     return int(layout.sharded)
 
 

@@ -272,21 +272,38 @@ def test_every_way_that_was_compared_is_told() -> None:
     assert found.config.distributed.zero in (2, 3)
 
 
-@pytest.mark.parametrize(("added_up", "wanted"), [((100, 200), 4), ((10**7, 2 * 10**7), 1), (None, 1)])
-def test_blocks_are_cut_where_that_is_faster_than_shares(added_up: tuple[int, int] | None, wanted: int) -> None:
-    """By what devices add up of each token; from the fewest devices on that hold their parts."""
-    distributed = {"zero": "auto", "bucket_bytes": 40_000}
-    slow = {"timing": lambda plan: replace(exactly(seconds_of(plan)), reading=1e-3)}
-    found, _ = choose(9_600_000, devices=8, distributed=distributed, added_up=added_up, evaluate={"answers": 0}, **slow)
-    assert found.plan.fits and found.config.distributed.tensor == wanted
+CUT: dict[str, Any] = {
+    "distributed": {"zero": "auto", "bucket_bytes": 40_000},
+    "timing": lambda plan: replace(exactly(seconds_of(plan)), reading=1e-3),
+    "evaluate": {"answers": 0},
+}
+
+
+@pytest.mark.parametrize(("added_up", "wanted"), [((100, 200), 4), ((10**7, 2 * 10**7), 4), (None, 1)])
+def test_blocks_are_cut_where_shares_cannot_be_taken(
+    added_up: tuple[int, int] | None, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever devices then add up of each token; from the fewest devices on that hold their parts."""
+
+    def refusal(config: RunConfig, devices: int) -> str:
+        return "the optimizer is not shared." if config.distributed.sharded else ""
+
+    monkeypatch.setattr(solver, "_refusal", refusal)
+    found, _ = choose(9_600_000, devices=8, added_up=added_up, **CUT)
+    assert found.plan.fits == (wanted > 1) and found.config.distributed.tensor == wanted
     told = {each.way.removeprefix("auto, "): each.verdict for each in found.plan.tried}
-    if wanted > 1:
-        assert told["tensor=4"] == "taken" and told["tensor=2"].startswith("slower, if it fits")
-        assert told["tensor=8"] == "refused: It has 4 heads." or told["tensor=8"].startswith("slower: ")
-    elif added_up:
-        assert told["tensor=4"].startswith("slower: devices add up")
+    if added_up:
+        assert told["tensor=4"] == "taken" and told["tensor=2"].startswith(("slower, if it fits", "lacks"))
     else:
         assert told["tensor=8"].startswith("not compared: ")
+
+
+def test_where_shares_fit_cut_blocks_are_named_and_not_compared() -> None:
+    found, _ = choose(9_600_000, devices=8, added_up=(100, 200), **CUT)
+    assert found.plan.fits and found.config.distributed.tensor == 1 and found.config.distributed.sharded
+    told = {each.way: each.verdict for each in found.plan.tried}
+    for size in (2, 4, 8):
+        assert told[f"tensor={size}"].endswith(f"Write distributed.tensor={size} for its plan")
 
 
 def test_states_wait_outside_where_nothing_else_fits() -> None:
