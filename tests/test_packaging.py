@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,38 @@ def test_the_package_needs_no_tests() -> None:
     modules += [(path, node.module or "") for path, node in nodes if isinstance(node, ast.ImportFrom)]
     assert len(modules) > 1000
     assert not [(path, module) for path, module in modules if module.split(".")[0] == "tests"]
+
+
+WITHOUT_EXTRAS = """
+import importlib, importlib.util, sys
+extras, find_spec = set(sys.argv[1].split(",")), importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name.split(".")[0] in extras else find_spec(name, *more)
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in extras:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+for name in sys.argv[2].split(","):
+    importlib.import_module(name)
+"""
+
+
+def test_every_task_and_orchestration_is_there_without_extras() -> None:
+    """What only an extra installs is imported by what needs it alone: a new environment has none of it."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = chain(*(packages for extra, packages in extras.items() if extra not in ("test", "docs")))
+    names = {re.split(r"[\[<>=;]", each)[0].replace("-", "_") for each in named}
+    assert {"starlette", "soundfile", "onnx"} < names
+    files = chain((ROOT / "recipes/tasks").rglob("*.py"), (ROOT / "recipes/over").glob("*.py"))
+    paths = (path.relative_to(ROOT).with_suffix("") for path in files if path.stem != "__init__")
+    modules = sorted(".".join(["workbench", *path.parts]) for path in paths)
+    assert len(modules) > 40
+    command = [sys.executable, "-c", WITHOUT_EXTRAS, ",".join(sorted(names)), ",".join(modules)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_top_of_the_package_is_short() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.parser import BytesParser
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from starlette.responses import JSONResponse
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.rows import excerpt
@@ -23,6 +22,9 @@ from workbench.evaluation.serving.scheduler import (
     Unloaded,
 )
 from workbench.schema import did_you_mean
+
+if TYPE_CHECKING:
+    from starlette.responses import JSONResponse
 
 RETRY_S = 1  # seconds after which a refused client may ask again
 MOST_ANSWERS = 128  # answers that one request may ask for
@@ -77,6 +79,8 @@ class Refusal(Exception):
     @property
     def response(self) -> JSONResponse:
         """The answer to a client."""
+        from starlette.responses import JSONResponse  # tasks have served models, whoever trains has no server
+
         headers = {"Retry-After": str(RETRY_S)} if self.status in (429, 503) else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"

@@ -248,7 +248,7 @@ class TrainingServer:
         most, seconds = self._limits.body_bytes, self._limits.body_seconds
         try:
             return await asyncio.wait_for(body_of(request, most=most), seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise RequestRefused(f"The request has not come in {seconds:g} seconds.", status=413) from None
         except TooLarge:
             raise RequestRefused(f"The request has more than {most:,} bytes.", status=413) from None
@@ -372,7 +372,7 @@ class TrainingServer:
             value = await asyncio.wait_for(
                 asyncio.shield(asyncio.wrap_future(promise.future)), self._limits.poll_seconds
             )
-        except asyncio.TimeoutError:
+        except TimeoutError:
             again = {"type": "try_again", "request_id": name, "queue_state": "active"}
             return JSONResponse(again, 408)
         except (WorkbenchError, RequestRefused, QueueFull) as error:
