@@ -5,8 +5,8 @@ tokens a second, as Markdown and JSON.
 
 No weight is read and no card is needed: models are the config.json of random_llama.py, rows those of `sft/chat`; of
 random_vision_language.py, rows those of `sft/vision-language`, 256 tokens a picture. Cards are those of `workbench plan
---device`. Whatever is left to choose is chosen by the plan. Longest rows are those of one
-card, with every saving (`plan --longest-row`); time is assumed, as plans for cards say.
+--device`. Whatever is left to choose is chosen by the plan. Longest rows are those of one card, with every saving
+(`plan --longest-row`), and no longer than the model was made for; time is assumed, as plans for cards say.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def planned(model: str, where: Where, words: list[str]) -> dict[str, Any]:
     if where.many == 1 and not plan.distributed.sharded and not sees:
         memory = cards.find(where.name).memory
         stored = load("sft/chat", own).model_copy(update={"model": choice.config.model})
-        longest = plans.longest_row(stored, memory=memory, elsewhere=True).tokens
+        found = plans.longest_row(stored, memory=memory, elsewhere=True)
+        longest = min(found.tokens, found.limit or found.tokens)  # what the backbone was made for
     return {
         "fits": plan.fits,
         "cure": choice.cure,

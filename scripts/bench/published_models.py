@@ -95,7 +95,8 @@ card's products, and rows are those of `sft/chat`, in the starter's tokens. Your
 workbench init my.yaml --rows my.jsonl --model Qwen/Qwen3-8B --device 4090
 ```
 
-The longest row has all tokens supervised, and every saving; its cell is empty where the search found none.
+The longest row has all tokens supervised, and every saving; it is no longer than the model was made for. Its cell is
+empty where not even 2,048 tokens fit.
 `python scripts/bench/published_models.py` made this page on {date}, from config.json alone.
 """
 

@@ -87,7 +87,9 @@ CASES = {
         "row 1", "raise image.max_pixels", "image.max_pixels=1000", rows=_of(encoded(_noise(40, 40), "PNG"))
     ),
     "a picture that is cut": RowsCase("row 1", "data.max_tokens=", "data.max_tokens=16", rows=_of(picture(0))),
-    "a text model": RowsCase("row 1", "data.ignore='[images, image]'", "model.id=starter", rows=_of(picture(0))),
+    "a text model": RowsCase(
+        "row 1", "data.ignore='[images, image, audios, audio]'", "model.id=starter", rows=_of(picture(0))
+    ),
     "rewards of a blind model": RowsCase(
         "LlavaConfig has no classification head",
         "Take one that",

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
@@ -137,28 +137,31 @@ def _still(folder: Path) -> Iterator[Path]:
                 return
 
 
+def _walked(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Folders with the names of their folders and files, but those that one process uses; what goes meanwhile, goes."""
+    for top, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield Path(top), folders, sorted(name for name in names if name != "run.lock" and not name.startswith("."))
+
+
 def _states(folder: Path) -> list[tuple[str, int]]:
     """Checkpoints of a run and its members; one that is replaced has another number."""
-    paths = [path for path in sorted(folder.rglob("checkpoints/*")) if path.is_dir() and not _hidden(path, folder)]
-    return [(str(path), path.stat().st_ino) for path in paths]
+    paths = [top / name for top, folders, _ in _walked(folder) if top.name == "checkpoints" for name in folders]
+    states = []
+    for path in paths:
+        with suppress(FileNotFoundError):
+            states.append((str(path), path.stat().st_ino))
+    return states
 
 
 def _checkpoints(folder: Path) -> list[str]:
-    return sorted(str(path) for path in folder.rglob("checkpoints/step-*") if not _hidden(path, folder))
-
-
-def _hidden(path: Path, folder: Path) -> bool:
-    """Whether a file or folder is one that only a process uses."""
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return [path for path, _ in _states(folder) if Path(path).name.startswith("step-")]
 
 
 def _listed(folder: Path) -> dict[str, str]:
-    """Files of a run directory, by path in it; without those that only one process uses."""
-    return {
-        path.relative_to(folder).as_posix(): str(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "run.lock" and not _hidden(path, folder)
-    }
+    """Files of a run directory, by path in it."""
+    paths = (top / name for top, _, names in _walked(folder) for name in names)
+    return {path.relative_to(folder).as_posix(): str(path) for path in paths}
 
 
 def _there(address: str) -> dict[str, str]:

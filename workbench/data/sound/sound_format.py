@@ -166,7 +166,10 @@ class SoundFormat:
         filled: dict[str, Any] = {}
         if self.own_seconds is None:
             filled = {"padding": "max_length", "max_length": self._padded, "truncation": True}
-        called: Mapping[str, Any] = self.extractor(wave_T, sampling_rate=self.rate, return_tensors="np", **filled)
+        from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+        with unset_fake_temporarily():  # a plan asks on tensors without values
+            called: Mapping[str, Any] = self.extractor(wave_T, sampling_rate=self.rate, return_tensors="np", **filled)
         return called
 
     @property
