@@ -412,7 +412,8 @@ def _single(
                 work = replace(work, forward=operations.count / tokens, looked=dry.looked * work.tokens, once=dry.once)
         return Carried(backbone, fit, usage, work)
 
-    return plan_parts.parts(config, made.task, run, carry_out, training, loader=loader)
+    lengths = made.rows["held_out"].lengths.tobytes()
+    return plan_parts.parts(config, made.task, run, carry_out, training, loader=loader, lengths=lengths)
 
 
 def _student(config: RunConfig, run: Run) -> DryRunParts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -86,7 +87,8 @@ class CarryOut(Protocol):
 
 
 _EVALUATED: dict[str, int] = {}
-"""Bytes of evaluations: dry runs of one plan differ in what the backward pass keeps, and in micro-batches."""
+"""Bytes of evaluations of the same rows: dry runs of one plan differ in what is kept for the backward pass, and in
+micro-batches."""
 
 
 def parts(
@@ -98,14 +100,16 @@ def parts(
     *,
     loader: BlueprintLoader,
     timed: RunConfig | None = None,
+    lengths: bytes | None = None,
 ) -> DryRunParts:
     """All that is known after a dry run, of the whole backbone or, where its blocks are alike, of few.
 
     Args:
+        lengths: Of the rows that are evaluated; None: every dry run evaluates them.
         timed: The run of one of the members, where there are several.
     """
     few = depths(config, task)
-    found = None if few is None else _multiplied(config, task, few, carry_out)
+    found = None if few is None else _multiplied(config, task, few, carry_out, lengths)
     if found is None:
         found = _known(config, task, carry_out(timed or config, run, loader))
     measured = measure(timed or config, found, make)
@@ -129,13 +133,17 @@ def _size(config: RunConfig, task: ModelHead, *, below: int) -> AdapterSize:
     return _SIZES[key]
 
 
-def _multiplied(config: RunConfig, task: ModelHead, few: Depths, carry_out: CarryOut) -> DryRunParts | None:
+def _multiplied(
+    config: RunConfig, task: ModelHead, few: Depths, carry_out: CarryOut, lengths: bytes | None
+) -> DryRunParts | None:
     """Outcome of dry runs of two depths, multiplied; None where they do not say what the whole backbone takes."""
     hub, done, trainable = backbones.hub_config(config.model), list[DryRunParts](), list[int]()
     train = config.train.model_copy(update={"checkpointing": False, "offload_activations": "auto"})
     batch = config.batch.model_copy(update={"tokens_per_device": "auto"})
-    key = f"{config.model_copy(update={'train': train, 'batch': batch})!r} {chunked_loss.planned_memory()}"
-    evaluates = key not in _EVALUATED
+    same = config.model_copy(update={"train": train, "batch": batch})
+    rows = None if lengths is None else hashlib.sha256(lengths).hexdigest()
+    key = f"{same!r} {chunked_loss.planned_memory()} {rows}"
+    evaluates = rows is None or key not in _EVALUATED
     for blocks in (few.shallow, few.deeper):
         with smaller(config, hub, Small(blocks)) as (own, run):
             decisive = done[0].dry_run.decisive if done else None

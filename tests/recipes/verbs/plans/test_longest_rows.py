@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.workbench.planning.test_depth import folder
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.losses import chunked_loss
 from workbench.recipes.load import load
-from workbench.recipes.verbs.plans import longest_rows
+from workbench.recipes.verbs.plans import longest_rows, plan_parts
 from workbench.recipes.verbs.plans.plan import longest_row, of_row
 
 SLOPE, FIXED = 1000, 5_000_000
@@ -132,3 +134,13 @@ def test_few_parts_take_the_memory_of_all(tokens: int, memory: int | None, short
     with chunked_loss.few_parts():
         few = of_row(config, tokens, memory=memory, elsewhere=memory is not None).dry_run
     assert few.at_peak == whole.at_peak and few.evaluation == whole.evaluation
+
+
+def test_an_evaluation_is_that_of_the_row_and_not_of_one_before(
+    stories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many blocks, of which few are carried out, and evaluations of the same rows once."""
+    config = _config(folder(tmp_path, stories, "llama"), "model.weights=bfloat16", "data.limit=24")
+    found = [of_row(config, tokens).evaluation for tokens in (400, 100)]
+    monkeypatch.setattr(plan_parts, "_EVALUATED", {})
+    assert found[1] == of_row(config, 100).evaluation < found[0]
