@@ -1,8 +1,8 @@
 """Backbones that arrive quantised: by `quant_method` of their config.json, how they are read and what they are here.
 
-bitsandbytes' stay packed: what this package packs itself while loading. FP8, MXFP4 and compressed-tensors' are
-dequantised while they are read, which is exact: an FP8 number times its block's scale. `model.weights=nf4` packs them
-again, each tensor as soon as it is dequantised. Over others nothing trains here.
+bitsandbytes' stay packed: what this package packs itself while loading. FP8, MXFP4, compressed-tensors' and torchao's
+are dequantised while they are read, which is exact: an FP8 number times its block's scale. `model.weights=nf4` packs
+them again, each tensor as soon as it is dequantised. Over others nothing trains here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.base import HfQuantizer
 
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError
+from workbench.models import weight_formats
 from workbench.models.weight_formats import FORMATS
 
 
@@ -29,12 +31,15 @@ class Dequantised(NamedTuple):
     name: str
     package: str | None = None
     """Package that reads it, which is the user's to install."""
+    told: bool = True
+    """Whether transformers dequantises it, where it is told so; else each tensor does so itself."""
 
 
 DEQUANTISED = {
     "fp8": Dequantised("FP8"),
     "mxfp4": Dequantised("MXFP4"),
     "compressed-tensors": Dequantised("compressed-tensors", "compressed_tensors"),
+    "torchao": Dequantised("torchao", "torchao", told=False),
 }
 """By `quant_method`."""
 REPACKED = ("nf4", "fp4")
@@ -77,18 +82,29 @@ class Arrival:
     def prepare(self, hub: PretrainedConfig, compute: torch.dtype) -> None:
         """Tell transformers, in `hub`, to compute what stays packed in this precision, and to dequantise all else."""
         own = {"bnb_4bit_compute_dtype": str(compute).removeprefix("torch.")}
-        hub.quantization_config = {**self.settings, **({"dequantize": True} if self.packed is None else own)}
+        hub.quantization_config = self._dequantised if self.packed is None else {**self.settings, **own}
+
+    @property
+    def _dequantised(self) -> dict[str, Any]:
+        return {**self.settings, "dequantize": True} if DEQUANTISED[self.method].told else dict(self.settings)
 
     def dequantiser(self) -> HfQuantizer:
         """transformers' reader of the format, which dequantises."""
         kind: Any = AUTO_QUANTIZATION_CONFIG_MAPPING[self.method]
-        wanted = kind.from_dict({**self.settings, "dequantize": True})
+        wanted = kind.from_dict(self._dequantised)
         reader: HfQuantizer = AUTO_QUANTIZER_MAPPING[self.method](wanted, pre_quantized=True)
         reader.validate_environment(device_map=None)
         return reader
 
     def settle(self, model: PreTrainedModel, stored: torch.dtype) -> None:
         """Let a model that was read be saved as a plain one, and be all of the precision `stored` if dequantised."""
+        if self.packed is None and not DEQUANTISED[self.method].told:
+            for module in model.modules():
+                for name, weight in module.named_parameters(recurse=False):
+                    if weight_formats.is_quantised(weight):
+                        setattr(module, name, nn.Parameter(weight.dequantize(), requires_grad=False))
+            if (reader := vars(model).pop("hf_quantizer", None)) is not None:
+                reader.remove_quantization_config(model)
         vars(model).pop("_weight_conversions", None)  # by which transformers would quantise again what it saves
         if self.packed is None and stored == torch.float32:
             model.float()  # transformers leaves what was not quantised in the precision of the files

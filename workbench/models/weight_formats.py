@@ -255,6 +255,7 @@ class _RepackingQuantizer(_ExpertsQuantizer):
     quantization_config: _Repacking
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:  # type: ignore[override]
+        self.quantization_config.reader._process_model_before_weight_loading(model, **kwargs)
         super()._process_model_before_weight_loading(model, **kwargs)
         self.pre_quantized = True  # so that transformers asks in which precision tensors are to be read
 
@@ -275,10 +276,16 @@ class _Packing(Bnb4bitQuantize):
         if not self.hf_quantizer.param_needs_quantization(model, path):
             return input_dict
         module, name = get_module_from_name(model, path)
-        if not isinstance(module, expert_layers.GroupedExperts):
-            return super().convert(input_dict, model=model, **kwargs)
         value = values[0] if isinstance(values, list) else values
+        value = value.dequantize() if is_quantised(value) else value
+        if not isinstance(module, expert_layers.GroupedExperts):
+            return super().convert({path: value}, model=model, **kwargs)
         return {path: expert_layers.pack(module, name, value, target=value.device, storage=torch.uint8)}
+
+
+def is_quantised(tensor: Tensor) -> bool:
+    """Whether a tensor is of a kind that knows how it is quantised, as torchao's do."""
+    return type(tensor).dequantize is not Tensor.dequantize and hasattr(type(tensor), "tensor_data_names")
 
 
 def replace(blueprint: PreTrainedModel, wanted: BitsAndBytesConfig | Fp8Settings) -> None:

@@ -12,7 +12,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GptOssConfig, GptOssForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    TorchAoConfig,
+)
 
 import workbench
 from tests.conftest import tiny, trains
@@ -171,6 +178,18 @@ def compressed(folder: Path, scheme: str, form: str) -> dict[str, Tensor]:
     return wanted
 
 
+def by_torchao(folder: Path) -> dict[str, Tensor]:
+    """A repository of torchao's int8 weights; returns the weights that they stand for, by name."""
+    quantisation = pytest.importorskip("torchao.quantization")
+    tiny("Llama", hidden_size=128, intermediate_size=128).bfloat16().save_pretrained(folder / "plain")
+    settings = TorchAoConfig(quantisation.Int8WeightOnlyConfig())
+    plain: Any = folder / "plain"
+    model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=settings, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    names = [name for name, _ in model.named_parameters() if name.endswith("proj.weight")]
+    return {name: model.get_parameter(name).dequantize() for name in names}
+
+
 COMPRESSED = {
     "FP8_DYNAMIC": "float-quantized",
     "W4A16": "pack-quantized",
@@ -178,12 +197,12 @@ COMPRESSED = {
     "NVFP4A16": "nvfp4-pack-quantized",
 }
 """Format of each scheme, as vLLM's makers publish them."""
-ARRIVING = {"fp8": in_fp8, "mxfp4": in_mxfp4} | {
+ARRIVING = {"fp8": in_fp8, "mxfp4": in_mxfp4, "torchao": by_torchao} | {
     scheme: partial(compressed, scheme=scheme, form=form) for scheme, form in COMPRESSED.items()
 }
 
 
-@pytest.mark.nightly(but=["mxfp4", "W4A16", "NVFP4A16"])
+@pytest.mark.nightly(but=["mxfp4", "torchao", "W4A16", "NVFP4A16"])
 @pytest.mark.parametrize("make", [each for name, each in ARRIVING.items() if name != "fp8"], ids=list(ARRIVING)[1:])
 def test_it_is_dequantised_to_the_numbers_that_it_stands_for(
     make: Callable[..., dict[str, Tensor]], tmp_path: Path
@@ -195,7 +214,7 @@ def test_it_is_dequantised_to_the_numbers_that_it_stands_for(
         assert torch.equal(loaded.model.get_parameter(name), value), name
 
 
-@pytest.mark.nightly(but=["fp8", "mxfp4", "W4A16"])
+@pytest.mark.nightly(but=["fp8", "mxfp4", "torchao", "W4A16"])
 @pytest.mark.parametrize("make", ARRIVING.values(), ids=ARRIVING)
 def test_packed_again_it_has_the_bits_of_its_numbers_packed(
     make: Callable[..., dict[str, Tensor]], tmp_path: Path
