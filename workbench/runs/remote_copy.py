@@ -129,12 +129,22 @@ def _still(folder: Path) -> Iterator[Path]:
                 for name, path in sorted(_listed(folder).items(), key=lambda each: not _step(each[0])):
                     target = Path(aside, name)
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    os.link(path, target) if "checkpoints" in Path(name).parts else shutil.copy2(path, target)
+                    (_linked if "checkpoints" in Path(name).parts else shutil.copy2)(path, target)
             except FileNotFoundError:
                 continue  # an old checkpoint went, or a file was replaced
             if _states(folder) == before:
                 yield Path(aside)
                 return
+
+
+def _linked(path: str, target: Path) -> None:
+    """A second name of a file; a copy where the file system has no links."""
+    try:
+        os.link(path, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copy2(path, target)
 
 
 def _walked(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:

@@ -89,8 +89,15 @@ def test_a_copy_that_is_cut_off_leaves_the_state_before(
     assert len(list((tmp_path / "there/unfinished").iterdir())) == 12, "what no state holds any more is deleted"
 
 
-def test_a_run_is_copied_while_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("links", [True, False])
+def test_a_run_is_copied_while_it_goes_on(links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever moment the copies are made at; when it stops, what it ends with stands there."""
+    if not links:
+
+        def refused(*_: object) -> None:
+            raise PermissionError("this file system has no links")
+
+        monkeypatch.setattr(os, "link", refused)
     monkeypatch.setattr(remote_copy, "_LOOK_S", 0.001)
     run, address, said = tmp_path / "run", f"file://{tmp_path}/there", list[str]()
     with pytest.raises(KeyboardInterrupt), remote_copy.kept(run, address, said.append):
