@@ -6,7 +6,7 @@ tokens a second, as Markdown and JSON.
 No weight is read and no card is needed: models are the config.json of random_llama.py, rows those of `sft/chat`; of
 random_vision_language.py, rows those of `sft/vision-language`, 256 tokens a picture. Cards are those of `workbench plan
 --device`. Whatever is left to choose is chosen by the plan. Longest rows are those of one card, with every saving
-(`plan --longest-row`), and no longer than the model was made for; time is assumed, as plans for cards say.
+(`plan --longest-row`), also beyond what the model was made for; time is assumed, as plans for cards say.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def planned(model: str, where: Where, words: list[str]) -> dict[str, Any]:
     began = time.process_time()
     choice = plans.solve(recipe, own, devices=where.many, device=where.name)
     plan, took = choice.plan, time.process_time() - began
-    longest = None
+    longest = limit = None
     if where.many == 1 and not plan.distributed.sharded and not sees:
         memory = cards.find(where.name).memory
         stored = load("sft/chat", own).model_copy(update={"model": choice.config.model})
         found = plans.longest_row(stored, memory=memory, elsewhere=True)
-        longest = min(found.tokens, found.limit or found.tokens)  # what the backbone was made for
+        longest, limit = found.tokens, found.limit
     return {
         "fits": plan.fits,
         "cure": choice.cure,
@@ -90,6 +90,7 @@ def planned(model: str, where: Where, words: list[str]) -> dict[str, Any]:
         "bytes": plan.needed,
         "host_bytes": plan.host_needed,
         "longest_row": longest,
+        "made_for": limit,
         "tokens_per_second": plan.work.tokens * plan.devices / (plan.seconds or 1.0),
         "took": took,
     }

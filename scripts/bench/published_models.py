@@ -51,8 +51,9 @@ def _of(layers: int, width: int, heads: int, groups: int, inner: int, words: int
     return dict(zip(names, (layers, width, heads, groups, inner, words), strict=True)) | more
 
 
-_QWEN3 = {"head_dim": 128, "vocab_size": 151_936}
+_QWEN3 = {"head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960}
 _GEMMA3 = {"head_dim": 256, "vocab_size": 262_208, "sliding_window": 1024}
+_LLAMA3 = {"max_position_embeddings": 131_072}
 _EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 MODELS = {
     "Qwen/Qwen3-0.6B": Published("qwen3", LITGPT, _of(28, 1024, 16, 8, 3072, 0, tie_word_embeddings=True) | _QWEN3),
@@ -60,26 +61,30 @@ MODELS = {
     "Qwen/Qwen3-8B": Published("qwen3", LITGPT, _of(36, 4096, 32, 8, 12_288, 0) | _QWEN3),
     "Qwen/Qwen3-32B": Published("qwen3", LITGPT, _of(64, 5120, 64, 8, 25_600, 0) | _QWEN3),
     "Qwen/Qwen3-30B-A3B": Published("qwen3_moe", LITGPT, _of(48, 2048, 32, 4, 6144, 0) | _QWEN3 | _EXPERTS),
-    "Qwen/Qwen3.5-9B": Published("qwen3_5_text", DEFAULTS),
+    "Qwen/Qwen3.5-9B": Published("qwen3_5_text", DEFAULTS, {"max_position_embeddings": 262_144}),
     "openai/gpt-oss-20b": Published(
         "gpt_oss", "slime's script of it", {"num_hidden_layers": 24, "num_local_experts": 32}
     ),
     "meta-llama/Llama-3.2-1B": Published(
-        "llama", LITGPT, _of(16, 2048, 32, 8, 8192, 128_256, tie_word_embeddings=True)
+        "llama", LITGPT, _of(16, 2048, 32, 8, 8192, 128_256, tie_word_embeddings=True) | _LLAMA3
     ),
-    "meta-llama/Llama-3.1-8B": Published("llama", LITGPT, _of(32, 4096, 32, 8, 14_336, 128_256)),
-    "meta-llama/Llama-3.3-70B-Instruct": Published("llama", LITGPT, _of(80, 8192, 64, 8, 28_672, 128_256)),
+    "meta-llama/Llama-3.1-8B": Published("llama", LITGPT, _of(32, 4096, 32, 8, 14_336, 128_256) | _LLAMA3),
+    "meta-llama/Llama-3.3-70B-Instruct": Published("llama", LITGPT, _of(80, 8192, 64, 8, 28_672, 128_256) | _LLAMA3),
     "google/gemma-3-4b-it": Published("gemma3_text", LITGPT, _of(34, 2560, 8, 4, 10_240, 0) | _GEMMA3),
     "google/gemma-3-27b-it": Published(
         "gemma3_text", LITGPT, _of(62, 5376, 32, 16, 21_504, 0) | _GEMMA3 | {"head_dim": 128}
     ),
-    "mistralai/Mistral-7B-v0.3": Published("mistral", LITGPT, _of(32, 4096, 32, 8, 14_336, 32_768)),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": Published(
-        "qwen2", f"{LITGPT} (Qwen2.5-Math-7B)", _of(28, 3584, 28, 4, 18_944, 152_064)
+    "mistralai/Mistral-7B-v0.3": Published(
+        "mistral", LITGPT, _of(32, 4096, 32, 8, 14_336, 32_768, max_position_embeddings=32_768)
     ),
-    "zai-org/GLM-4-9B-0414": Published("glm4", DEFAULTS),
-    "HuggingFaceTB/SmolLM3-3B": Published("smollm3", DEFAULTS),
-    "microsoft/phi-4": Published("phi3", LITGPT, _of(40, 5120, 40, 10, 17_920, 100_352)),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": Published(
+        "qwen2", f"{LITGPT} (Qwen2.5-Math-7B)", _of(28, 3584, 28, 4, 18_944, 152_064, max_position_embeddings=131_072)
+    ),
+    "zai-org/GLM-4-9B-0414": Published("glm4", DEFAULTS, {"max_position_embeddings": 32_768}),
+    "HuggingFaceTB/SmolLM3-3B": Published("smollm3", DEFAULTS, {"max_position_embeddings": 65_536}),
+    "microsoft/phi-4": Published(
+        "phi3", LITGPT, _of(40, 5120, 40, 10, 17_920, 100_352, max_position_embeddings=16_384)
+    ),
 }
 HEADER = ["model", "card", "weights", "GB", "longest row", "tokens a second"]
 ABOUT = """# Models and cards
@@ -161,6 +166,7 @@ def _cells(facts: dict[str, Any]) -> list[str]:
     if not facts["fits"]:
         return ["does not fit", f"{size} at least", "", ""]
     host = f" (host {units.size(facts['host_bytes'])})" if " to cpu" in facts["way"] else ""
+    longest = min(longest or 0, facts["made_for"] or longest or 0)
     return [f"{facts['way']}{host}", size, f"{longest:,}" if longest else "", f"{facts['tokens_per_second']:,.0f}"]
 
 
