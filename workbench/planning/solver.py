@@ -400,9 +400,11 @@ class _Solver:
         low = self._plan(way.config, way.plan.longest, tried=True)
         high = self._plan(way.config, self._config.batch.tokens_per_device)
         tokens, fitting = way.plan.tokens_per_device, [low]
-        for _ in range(PROBES):
+        pads = high.work.padded > high.work.tokens  # less so in fewer rows: what is between may be faster than both
+        for probe in range(PROBES):
             more = tokens >= WORTH * low.tokens_per_device
-            if not more or (_between(low, high, tokens).seconds or 0.0) >= (low.seconds or 0.0):
+            slower = (_between(low, high, tokens).seconds or 0.0) >= (low.seconds or 0.0)
+            if not more or (slower and not (pads and probe == 0)):
                 break
             plan = self._plan(way.config, tokens, tried=True)
             if plan.fits:

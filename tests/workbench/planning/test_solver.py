@@ -124,6 +124,25 @@ def test_what_fits_as_it_is_is_tried_once() -> None:
     assert found.config.train.checkpointing is False and found.config.distributed.zero == 0
 
 
+@pytest.mark.parametrize("pads", [True, False])
+def test_where_rows_are_padded_a_size_between_is_tried(pads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row in a pass reads the weights most often, and many are padded most: what is between may be the fastest."""
+    made = DryRuns.__call__
+
+    def padded(self: DryRuns, config: RunConfig) -> Plan:
+        plan = made(self, config)
+        return replace(plan, work=replace(plan.work, tokens=plan.work.padded * (0.6 if pads else 1.0)))
+
+    def seconds(plan: Plan) -> Timed:
+        tokens = plan.tokens_per_device
+        return exactly(2.0 if tokens == LENGTH else 3.0 if tokens == ROWS * LENGTH else 1.0)
+
+    monkeypatch.setattr(DryRuns, "__call__", padded)
+    found, _ = choose(FIXED + 700 * ROWS * LENGTH, train={"checkpointing": False}, timing=seconds)
+    between = LENGTH < (found.config.batch.tokens_per_device or 0) < ROWS * LENGTH
+    assert found.plan.fits and between == pads
+
+
 def test_devices_that_compute_the_same_rows_have_a_part_of_their_tokens() -> None:
     found, _ = choose(FIXED + 1000 * ROWS * LENGTH // 2, devices=2, distributed={"sequence": 2})
     assert found.plan.fits and found.config.batch.tokens_per_device == ROWS * LENGTH // 2
