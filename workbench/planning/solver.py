@@ -1,13 +1,13 @@
 """The fastest way to carry out a run that fits: every setting left `auto`, decided.
 
-Ways are compared in four levels, of which the next is looked at where nothing of the one before fits: each device
-holds all; they share, by ZeRO 1, 2, 3 and FSDP2; they cut blocks (`tensor`), since all is taken to be sent while nobody
+Ways are compared in four levels, of which the next is looked at where nothing of the one before fits: each device holds
+all; they share, by ZeRO 1, 2, 3 and FSDP2; they cut blocks (`tensor`), since all is taken to be sent while nobody
 computes, and shares fetch weights ahead; the optimizer's state waits in the host's memory, weights there too, or both
-on disk. Each is compared with all activations kept, with elementwise operations
-recomputed, with a share of the blocks, and with all of them, with the largest micro-batch that fits. Of those that fit
-the fastest is taken, of equals the first. Where none fits, inputs of blocks wait in the host's memory; weights that
-were left to choose are quantised before the third and fourth level, never for speed: where shares fit, packed copies
-are named and not compared, and so is pipeline parallelism. Layouts that the run would refuse are told with the reason.
+on disk. Each is compared with all activations kept, with elementwise operations recomputed, with a share of the blocks,
+and with all of them, with the largest micro-batch that fits. Of those that fit the fastest is taken, of equals the
+first. Where none fits, inputs of blocks wait in the host's memory; weights that were left to choose are quantised
+before the third and fourth level, never for speed: where shares fit, packed copies are named and not compared, and so
+is pipeline parallelism. Layouts that the run would refuse are told with the reason.
 
 A dry run is made with its largest and its smallest micro-batch, without recomputing, and with it where that could be
 faster: none where the states of the model alone leave no room, or where a way that fits is faster than this one in the

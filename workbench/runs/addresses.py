@@ -44,8 +44,17 @@ def fetched(address: str) -> Path:
     return folder / name
 
 
+def require_written(address: str) -> None:
+    """Raise FileError where what --push names is no address, such as a path or a name on the hub."""
+    if not is_address(address):
+        raise FileError(
+            f"--push {address}: no address. Write one as s3://BUCKET/RUN, hf://OWNER/NAME or file:///FOLDER/RUN."
+        )
+
+
 def require_free(address: str) -> None:
     """Raise FileError where nothing can be pushed to an address, or something is there already."""
+    require_written(address)
     with _told(address):
         system, path = _system(address)
         taken = system.exists(path) and bool(system.find(path))

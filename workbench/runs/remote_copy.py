@@ -78,6 +78,7 @@ def fetch(address: str, folder: Path) -> None:
         ResumeError: `folder` holds a run whose checkpoints are older than those at the address.
         FileError: The run cannot be read.
     """
+    addresses.require_written(address)
     there = _there(address)
     if (folder / "config.yaml").exists():
         newest, own = max(_steps(there), default=""), max(_steps(_listed(folder)), default="")

@@ -17,7 +17,7 @@ from workbench.config import DataConfig
 from workbench.data.images import picture_sources
 from workbench.data.rows import fingerprint, read_rows
 from workbench.errors import FileError, WorkbenchError
-from workbench.runs import addresses
+from workbench.runs import addresses, remote_copy
 
 ROWS = [{"text": f"message {n}", "label": "ab"[n % 2]} for n in range(12)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -102,6 +102,13 @@ def test_a_data_set_at_an_address_is_checked(memory: fsspec.AbstractFileSystem) 
     assert len(found.data.train) + len(found.data.held_out) == 12
     with pytest.raises(WorkbenchError, match=r"memory://data/b.jsonl: no such file"):
         workbench.check("classify/quickstart", [words[0].replace("a.jsonl", "b.jsonl"), *words[1:]])
+
+
+@pytest.mark.parametrize("word", ["runs/mine", "owner/name", "s3:/bucket/run"])
+def test_a_path_or_a_name_is_no_address_to_push_to(word: str, tmp_path: Path) -> None:
+    for look in (addresses.require_free, lambda name: remote_copy.fetch(name, tmp_path / "run")):
+        with pytest.raises(FileError, match=rf"--push {word}: no address\. Write one as s3://BUCKET/RUN"):
+            look(word)
 
 
 def test_an_address_that_is_taken_is_told(memory: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
