@@ -46,14 +46,13 @@ def kept(folder: Path, address: str, say: Callable[[str], None]) -> Iterator[Non
         except FileError as error:
             say(f"{error} Training goes on, and the next checkpoint is copied there.")
 
-    def follow() -> None:
-        seen = _checkpoints(folder)
+    def follow(seen: list[str]) -> None:
         while not ended.wait(_LOOK_S):
             if (now := _checkpoints(folder)) != seen:
                 update()
                 seen = now
 
-    thread = Thread(target=follow, name="remote copy", daemon=True)
+    thread = Thread(target=follow, args=[_checkpoints(folder)], name="remote copy", daemon=True)
     thread.start()
     try:
         yield

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,15 +113,27 @@ def test_a_run_is_copied_while_it_goes_on(links: bool, tmp_path: Path, monkeypat
     assert not (tmp_path / "there/unfinished").exists() and steps(tmp_path / "there") == [59, 60]
 
 
+class LateThread(threading.Thread):
+    """A thread that the machine lets wait."""
+
+    def run(self) -> None:
+        time.sleep(0.05)
+        super().run()
+
+
 def test_a_copy_that_fails_is_told_and_made_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first checkpoint comes before anybody looks for one."""
     monkeypatch.setattr(remote_copy, "_LOOK_S", 0.001)
+    monkeypatch.setattr(remote_copy, "Thread", LateThread)
     (tmp_path / "there").write_text("a file")
     run, said = tmp_path / "run", list[str]()
     address = f"file://{tmp_path}/there/run"
     whole = pytest.raises(FileError, match=rf"The run itself is whole, in {run}: `--resume --push ADDRESS` copies it")
     with whole, remote_copy.kept(run, address, said.append):
         advance(run, 1)
-        while not said:
+        for _ in range(30_000):
+            if said:
+                break
             time.sleep(0.001)
         assert "Training goes on, and the next checkpoint is copied there" in said[0]
     (tmp_path / "there").unlink()
