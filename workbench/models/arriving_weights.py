@@ -1,8 +1,8 @@
 """Backbones that arrive quantised: by `quant_method` of their config.json, how they are read and what they are here.
 
-bitsandbytes' stay packed: what this package packs itself while loading. FP8, MXFP4, compressed-tensors' and torchao's
-are dequantised while they are read, which is exact: an FP8 number times its block's scale. `model.weights=nf4` packs
-them again, each tensor as soon as it is dequantised. Over others nothing trains here.
+bitsandbytes' stay packed: what this package packs itself while loading. FP8, MXFP4, compressed-tensors', torchao's,
+GPTQ and AWQ are dequantised while they are read, which is exact: an FP8 number times its block's scale.
+`model.weights=nf4` packs them again, each tensor as soon as it is dequantised. Over others nothing trains here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers.quantizers.base import HfQuantizer
 
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError
-from workbench.models import weight_formats
+from workbench.models import packed_integers, weight_formats
 from workbench.models.weight_formats import FORMATS
 
 
@@ -33,6 +33,8 @@ class Dequantised(NamedTuple):
     """Package that reads it, which is the user's to install."""
     told: bool = True
     """Whether transformers dequantises it, where it is told so; else each tensor does so itself."""
+    integers: bool = False
+    """Whether the reader is that of `packed_integers`; else transformers' own."""
 
 
 DEQUANTISED = {
@@ -40,6 +42,8 @@ DEQUANTISED = {
     "mxfp4": Dequantised("MXFP4"),
     "compressed-tensors": Dequantised("compressed-tensors", "compressed_tensors"),
     "torchao": Dequantised("torchao", "torchao", told=False),
+    "gptq": Dequantised("GPTQ", integers=True),
+    "awq": Dequantised("AWQ", integers=True),
 }
 """By `quant_method`."""
 REPACKED = ("nf4", "fp4")
@@ -86,13 +90,20 @@ class Arrival:
 
     @property
     def _dequantised(self) -> dict[str, Any]:
-        return {**self.settings, "dequantize": True} if DEQUANTISED[self.method].told else dict(self.settings)
+        format = DEQUANTISED[self.method]
+        if format.integers:
+            return {
+                "quant_method": packed_integers.METHOD,
+                "layout": packed_integers.layout_of(self.method, self.settings),
+            }
+        return {**self.settings, "dequantize": True} if format.told else dict(self.settings)
 
     def dequantiser(self) -> HfQuantizer:
         """transformers' reader of the format, which dequantises."""
-        kind: Any = AUTO_QUANTIZATION_CONFIG_MAPPING[self.method]
+        method = self._dequantised["quant_method"]
+        kind: Any = AUTO_QUANTIZATION_CONFIG_MAPPING[method]
         wanted = kind.from_dict(self._dequantised)
-        reader: HfQuantizer = AUTO_QUANTIZER_MAPPING[self.method](wanted, pre_quantized=True)
+        reader: HfQuantizer = AUTO_QUANTIZER_MAPPING[method](wanted, pre_quantized=True)
         reader.validate_environment(device_map=None)
         return reader
 
@@ -134,6 +145,14 @@ def of(hub: PretrainedConfig, config: ModelConfig) -> Arrival | None:
                 f"model.id={config.id}: its weights are quantised by {method}, whose package reads them. Write "
                 f"`pip install {package.replace('_', '-')}`."
             )
+        if DEQUANTISED[method].integers:
+            try:
+                packed_integers.layout_of(method, values)
+            except ValueError as error:
+                raise BackboneError(
+                    f"model.id={config.id}: its weights are quantised by {method} {error}. Take the repository that it "
+                    "was made from: model.weights=nf4 quantises while loading."
+                ) from None
         return Arrival(method, None, values)
     if method == "bitsandbytes":
         four = values.get("load_in_4bit") or values.get("_load_in_4bit")

@@ -23,6 +23,7 @@ from transformers import (
 
 import workbench
 from tests.conftest import tiny, trains
+from tests.workbench.models.test_packed_integers import Integers, repository
 from workbench.config import ModelConfig
 from workbench.config.yaml_text import read_yaml
 from workbench.errors import BackboneError
@@ -200,6 +201,7 @@ COMPRESSED = {
 ARRIVING = {"fp8": in_fp8, "mxfp4": in_mxfp4, "torchao": by_torchao} | {
     scheme: partial(compressed, scheme=scheme, form=form) for scheme, form in COMPRESSED.items()
 }
+ARRIVING |= {method: partial(repository, how=Integers(method)) for method in ("gptq", "awq")}
 
 
 @pytest.mark.nightly(but=["mxfp4", "torchao", "W4A16", "NVFP4A16"])
@@ -214,7 +216,7 @@ def test_it_is_dequantised_to_the_numbers_that_it_stands_for(
         assert torch.equal(loaded.model.get_parameter(name), value), name
 
 
-@pytest.mark.nightly(but=["fp8", "mxfp4", "torchao", "W4A16"])
+@pytest.mark.nightly(but=["fp8", "mxfp4", "torchao", "W4A16", "gptq"])
 @pytest.mark.parametrize("make", ARRIVING.values(), ids=ARRIVING)
 def test_packed_again_it_has_the_bits_of_its_numbers_packed(
     make: Callable[..., dict[str, Tensor]], tmp_path: Path
