@@ -24,6 +24,7 @@ WHISPER: dict[str, Any] = {
     "max_source_positions": 50, "max_target_positions": 32, "classifier_proj_size": 16,
     "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 1, "init_std": 0.3,
 }  # fmt: skip
+ENDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 AST: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
     "max_length": 60, "num_mel_bins": 24,
@@ -66,6 +67,24 @@ def save_moonshine(folder: Path) -> str:
     tokenizer.save_pretrained(folder)
     extractor = transformers.Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True)
     extractor.save_pretrained(folder)
+    return str(folder)
+
+
+def save_timed_whisper(folder: Path) -> str:
+    """A Whisper with tokens of times, which hears a second at once; returns its path."""
+    source = starter.resolve("starter/sound")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    first = len(tokenizer)
+    tokenizer.add_tokens([transformers.AddedToken(f"<|{0.02 * number:.2f}|>") for number in range(51)])
+    own = {"vocab_size": first + 51, "decoder_start_token_id": 357, **dict.fromkeys(ENDS, 356)}
+    torch.manual_seed(3)
+    model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**WHISPER | own))
+    model.generation_config = transformers.GenerationConfig.from_pretrained(
+        source, suppress_tokens=[5, 90], begin_suppress_tokens=[220], max_length=32, max_initial_timestamp_index=20
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(**FAMILIES["whisper"][3]).save_pretrained(folder)
     return str(folder)
 
 

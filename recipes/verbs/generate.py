@@ -241,9 +241,9 @@ def _transcript(
     assert isinstance(processor, FeatureProcessor)
     recording = SoundFile(path, file)
     samples = len(processor.wave(recording))
-    (text,) = transcription.transcribe(model, processor, [(recording, samples)], max_new_tokens=max_new_tokens)
-    write(text)
-    return text
+    (said,) = transcription.transcribe(model, processor, [(recording, samples)], max_new_tokens=max_new_tokens)
+    write(said.text)
+    return said.text
 
 
 class Pieces(TextStreamer):

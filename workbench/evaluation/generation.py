@@ -523,6 +523,7 @@ def _continued(
     device = next(model.parameters()).device
     encodes: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     settings = generation_config(stop, max_new_tokens=max_new_tokens)
+    rules = None if processor is None else processor.rules(model.generation_config)  # type: ignore[arg-type]
     if processor is not None and processor.most is not None:
         settings.max_length, settings.max_new_tokens = min(processor.most, len(processor.prompt) + max_new_tokens), None
 
@@ -540,7 +541,7 @@ def _continued(
             begin = len(processor.prompt)
             inputs["decoder_input_ids"] = torch.tensor([processor.prompt] * len(rows))
         on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
-        output = generate(model, on_device, settings, halt=None if scoring is None else stopping)
+        output = generate(model, on_device, settings, halt=None if scoring is None else stopping, processor=rules)
         if stopping():
             return None  # the answers may be unfinished
         return [read(ids) for ids in output[:, begin:].cpu().numpy()]

@@ -54,6 +54,7 @@ from workbench.runs import addresses, files
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
+    from transformers import GenerationConfig
 
 VERSION = "2"  # raise it when what is kept changes
 HEARD = "1"  # the same of recordings
@@ -344,6 +345,9 @@ class PictureProcessor:
     @property
     def most(self) -> None:
         """None: a row's own length says it."""
+
+    def rules(self, own: GenerationConfig) -> None:
+        """None: answers are free."""
 
     @property
     def settings(self) -> list[Any]:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
-from transformers import FeatureExtractionMixin, GenerationConfig
+from transformers import FeatureExtractionMixin, GenerationConfig, LogitsProcessor, WhisperTimeStampLogitsProcessor
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from workbench.config import DataConfig, RunConfig
@@ -45,6 +45,11 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 VERSION = "2"  # raise it when what is kept changes
+SEGMENTED = (
+    " Or say what is said when, which makes a row of each part: a column `segments` with "
+    '[{"start": 0, "end": 2.5, "text": "..."}, ...], in seconds.'
+)
+NO_TIMES = "has no tokens of times, as the checkpoints of Whisper have"
 
 
 def sound_format(config: RunConfig, hub: PretrainedConfig) -> SoundFormat:
@@ -93,7 +98,10 @@ def of(config: RunConfig, hub: PretrainedConfig) -> FeatureProcessor:
     end: Any = hub.eos_token_id
     end = int(end[0] if isinstance(end, list) else end)
     prompt, language = _prompt(config, hub)
-    return FeatureProcessor(kept, config.audio, config.seed, prompt, int(most), end, language)
+    times = _times(config, hub)
+    if config.audio.timestamps and times is None:
+        raise ConfigError(f"audio.timestamps: model.id={config.model.id} {NO_TIMES}. Leave it out.")
+    return FeatureProcessor(kept, config.audio, config.seed, prompt, int(most), end, language, times)
 
 
 def _positions(hub: PretrainedConfig, frames: int) -> int | None:
@@ -110,12 +118,25 @@ def spoken(processor: FeatureProcessor, config: RunConfig, hub: PretrainedConfig
     return replace(processor, prompt=prompt, language=name)
 
 
-def _prompt(config: RunConfig, hub: PretrainedConfig) -> tuple[tuple[int, ...], str | None]:
-    """Ids that the decoder begins with: start, language, task, and that no times are written; and the language."""
+def _generation(config: RunConfig) -> Any:
     try:
-        own: Any = GenerationConfig.from_pretrained(source_path(config.model), **source_arguments(config.model))
+        return GenerationConfig.from_pretrained(source_path(config.model), **source_arguments(config.model))
     except OSError:
-        own = GenerationConfig()
+        return GenerationConfig()
+
+
+def _times(config: RunConfig, hub: PretrainedConfig) -> int | None:
+    """The id of time 0.00, behind that of no times; None where the backbone has no tokens of times."""
+    silent = getattr(_generation(config), "no_timestamps_token_id", None)
+    if silent is None or hub.vocab_size < silent + 2 + getattr(hub, "max_source_positions", 0):
+        return None
+    return int(silent) + 1
+
+
+def _prompt(config: RunConfig, hub: PretrainedConfig) -> tuple[tuple[int, ...], str | None]:
+    """Ids that the decoder begins with: start, language, task, and where it is to write none that of no times; and the
+    language."""
+    own = _generation(config)
     first = getattr(own, "decoder_start_token_id", None)
     begin = [hub.decoder_start_token_id if first is None else first]
     languages: dict[str, int] = getattr(own, "lang_to_id", None) or {}
@@ -138,7 +159,7 @@ def _prompt(config: RunConfig, hub: PretrainedConfig) -> tuple[tuple[int, ...], 
                 some = ", ".join(each.strip("<|>") for each in list(known)[:8])
                 raise ConfigError(f"audio.{key}: model.id={name} has no token for {value}. It has: {some}.")
         begin += [languages[token], tasks[task]]
-    silent = getattr(own, "no_timestamps_token_id", None)
+    silent = None if config.audio.timestamps else getattr(own, "no_timestamps_token_id", None)
     return (*begin, *([] if silent is None else [silent])), LANGUAGES.get(code, code) or None
 
 
@@ -154,6 +175,7 @@ class FeatureProcessor:
         most: Most tokens that the decoder reads.
         end: The id that ends a transcript.
         language: Its name, such as english, where the prompt has the token of one.
+        times: The id of time 0.00; None where the backbone has no tokens of times.
     """
 
     format: SoundFormat
@@ -163,6 +185,7 @@ class FeatureProcessor:
     most: int
     end: int
     language: str | None = None
+    times: int | None = None
     loaded: bool = True
     numbered: bool = False
     packs: bool = False
@@ -172,6 +195,14 @@ class FeatureProcessor:
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: other processes open the store for themselves."""
         return {name: value for name, value in self.__dict__.items() if name in self.__dataclass_fields__}
+
+    @property
+    def timed(self) -> bool:
+        return self.audio.timestamps
+
+    def rules(self, own: GenerationConfig) -> LogitsProcessor | None:
+        """Times come in pairs, and never fall, as stock Whisper writes them."""
+        return WhisperTimeStampLogitsProcessor(own, begin_index=len(self.prompt)) if self.timed else None
 
     @property
     def positions(self) -> int:
@@ -202,7 +233,8 @@ class FeatureProcessor:
         return [self.identity, self.audio.folder]
 
     def rows(self, source: str, config: DataConfig) -> Iterator[RawRow]:
-        return transcribed_rows.read_rows(self.audio, source, config)
+        window = self.format.seconds if self.timed else None
+        return transcribed_rows.read_rows(self.audio, source, config, window=window)
 
     def fingerprint(self, source: str, config: DataConfig) -> str:
         return transcribed_rows.fingerprint(self.audio, source, config)
@@ -222,6 +254,7 @@ class FeatureProcessor:
                     several=self.audio.channels,
                     most=self.format.seconds,
                     on_long=self.audio.on_long,
+                    cure=SEGMENTED,
                 )
                 features, own = self.format.features(wave_T)
                 files.write_bytes(self.folder / key, save({"features": features, "own": np.asarray(own)}))
@@ -272,6 +305,13 @@ class FeatureProcessor:
     def of_waves(self, waves: Sequence[Wave]) -> dict[str, Tensor]:
         """Arguments of the model for samples, of which nothing is kept."""
         return self._stacked([self.format.features(wave_T) for wave_T in waves])
+
+    def whole(self, wave_T: Wave) -> Tensor:
+        """Features (1, M, F) of all of a recording, filled up to what the backbone hears at once."""
+        long = {} if len(wave_T) <= self.format.samples else {"truncation": False, "padding": "longest"}
+        called = self.format.extractor(wave_T, sampling_rate=self.format.rate, return_tensors="pt", **long)
+        features_1MF: Tensor = called[self.format.name]
+        return features_1MF
 
     def _stacked(self, features: Sequence[tuple[Features, int]]) -> dict[str, Tensor]:
         import torch

@@ -93,9 +93,9 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
 
 
 def _of_sound(config: RunSections) -> Iterator[str]:
-    for key in ("language", "task"):
+    for key in ("language", "task", "timestamps"):
         if config.audio.differs(key):
-            yield f"audio.{key} is the token that a transcript begins with, and classes have none. Leave it out."
+            yield f"audio.{key} says how transcripts are written, and classes have none. Leave it out."
     if config.duplicates.differs("threshold"):
         yield (
             "duplicates.threshold says how alike texts and pictures are; of recordings only equal ones count as "

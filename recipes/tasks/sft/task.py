@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -108,7 +108,12 @@ def _transcribed(run: Path, source: str, config: RunConfig, turn: ScoringOptions
     written = transcription.transcribe(
         model, processor, recordings, max_new_tokens=turn.max_new_tokens, scoring=turn.scoring
     )
-    table = pd.DataFrame({"row": [row.place for row in read], "answer": written})
+    table = pd.DataFrame({"row": [row.place for row in read], "answer": [each.text for each in written]})
+    if processor.timed:  # as rows of training have them
+        table[transcribed_rows.SEGMENTS] = [
+            [{"start": part.start, "end": part.end, "text": part.text.strip()} for part in each.segments or ()]
+            for each in written
+        ]
     return PredictionTable(table, skipped, read=read)
 
 
@@ -133,7 +138,9 @@ class TextReference:
 
     def settle(self, model: PreTrainedModel) -> PreTrainedModel:
         if model.can_generate():
-            model.generation_config.eos_token_id = self.unmerged.stop
+            stop = self.unmerged.stop
+            # One as a number: the rules of stock Whisper's times take no list.
+            model.generation_config.eos_token_id = stop[0] if len(stop) == 1 else stop
             for name in () if model.generation_config.do_sample else SAMPLING:
                 setattr(model.generation_config, name, None)
         return model
@@ -281,17 +288,19 @@ class TokenTask(Task):
         assert isinstance(processor, FeatureProcessor)
         hub: PretrainedConfig = model.model.config  # type: ignore[assignment]
 
-        def transcribe(data: bytes, language: str | None) -> Transcript:
+        def transcribe(data: bytes, language: str | None, timed: bool, halt: Callable[[], bool]) -> Transcript:
             try:
                 own = processor if language is None else sound_processor.spoken(processor, config, hub, language)
             except ConfigError as error:
                 raise Refusal(str(error).removeprefix("audio."), param="language") from None
             file = SoundFile("file", content=data)
             samples = len(own.wave(file, longest=MOST_SECONDS))
-            (text,) = transcription.transcribe(model, own, [(file, samples)], max_new_tokens=own.most)
-            return Transcript(text, own.language, samples / own.format.rate)
+            (said,) = transcription.transcribe(
+                model, own, [(file, samples)], max_new_tokens=own.most, timed=timed, halt=halt
+            )
+            return Transcript(said, own.language, samples / own.format.rate)
 
-        return SpeechModel(name, config.model.id, created, Turns(queue), transcribe)
+        return SpeechModel(name, config.model.id, created, Turns(queue), transcribe, processor.times is not None)
 
     def outputs(self, run: Path, config: RunConfig) -> TextReference:
         return outputs(run, config)

@@ -61,6 +61,9 @@ class AudioConfig(MediaConfig):
     Whisper does. null: the one that the backbone's generation_config.json names. Recipe sft."""
     task: Literal["transcribe", "translate"] = "transcribe"
     """Whether transcripts are in the language of the recordings, or in English: the token of Whisper. Recipe sft."""
+    timestamps: bool = False
+    """Whether transcripts are learnt and written with Whisper's tokens of times. Rows need `segments`, of which as many
+    as the backbone hears at once are a row. Recipe sft."""
 
     @property
     def changes(self) -> bool:

@@ -119,7 +119,16 @@ class SoundFile(StoredFile):
             return 0.0
         return float(info.frames / info.samplerate) if info.samplerate > 0 else 0.0
 
-    def wave(self, rate: int, *, several: str, most: float | None, on_long: str, longest: float | None = None) -> Wave:
+    def wave(
+        self,
+        rate: int,
+        *,
+        several: str,
+        most: float | None,
+        on_long: str,
+        longest: float | None = None,
+        cure: str = "",
+    ) -> Wave:
         """Samples (T,) of one channel at `rate` hertz. Raises DataError: as `sound`; or channels or length are refused.
 
         Args:
@@ -127,6 +136,7 @@ class SoundFile(StoredFile):
             most: Longest recording in seconds; None: any.
             on_long: `cut` keeps the beginning of longer ones, `refuse` refuses them.
             longest: Seconds of the longest one that is decoded; None: any.
+            cure: What else helps where it is too long.
         """
         _, soxr = require_libraries()
         wave_TC, own = self.sound(longest=longest)
@@ -141,7 +151,7 @@ class SoundFile(StoredFile):
                 raise DataError(
                     f"{self.name}: takes {seconds:.2f} s, more than the {most:g} s that are read. Cut it, or write "
                     "audio.on_long=cut, which reads its beginning, or a larger audio.max_seconds where the backbone "
-                    "reads more."
+                    f"reads more.{cure}"
                 )
             wave_TC = wave_TC[: max(1, round(most * own))]
         wave_T = wave_TC.mean(axis=1, dtype=np.float32) if channels > 1 else wave_TC[:, 0]

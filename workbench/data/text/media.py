@@ -20,6 +20,7 @@ from workbench.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import GenerationConfig, LogitsProcessor
 
 MARK = "\ufffc"
 """Unicode's object replacement character: it stands in a content where a picture does."""
@@ -287,3 +288,6 @@ class MediaProcessor(Protocol):
 
     def inputs(self, ids_BL: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:
         """Arguments of the model for the pictures of rows with these tokens; `keys` name those of each row."""
+
+    def rules(self, own: GenerationConfig) -> LogitsProcessor | None:
+        """What the tokens of an answer have to keep to, by the backbone's own settings; None: nothing."""

@@ -6,6 +6,7 @@ the tokens of language and task, and learns the transcript and its end.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 
 AUDIO, TEXT = "audio", "text"
 """Columns of a row: the recording and its transcript."""
+STEP = 0.02
+"""Seconds from one token of Whisper's times to the next."""
+_TIME = re.compile(r"<\|(\d+\.\d\d)\|>")
+
+
+def time_token(seconds: float) -> str:
+    """A time as Whisper's tokenizer writes its token."""
+    return f"<|{round(seconds / STEP) * STEP:.2f}|>"
 
 
 @runtime_checkable
@@ -49,6 +58,14 @@ class SoundProcessor(MediaProcessor, Protocol):
     @property
     def end(self) -> int:
         """The id that ends a transcript."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether transcripts have times."""
+
+    @property
+    def times(self) -> int | None:
+        """The id of time 0.00; None where the backbone has no tokens of times."""
 
     def rows(self, source: str, config: DataConfig) -> Iterator[RawRow]:
         """Yield recordings with their transcripts, in columns AUDIO and the one that `data.columns` names for TEXT."""
@@ -89,7 +106,7 @@ class TranscriptEncoder:
         DataError: the recording cannot be read, or the transcript is longer than the decoder reads."""
         sound, said = example.messages
         start, positions = self.processor.prompt, self.processor.positions
-        ids = [int(each) for each in self.tokenizer(said["content"], add_special_tokens=False)["input_ids"]]
+        ids = self._ids(said["content"])
         if len(start) + len(ids) + 1 > self.processor.most:
             raise DataError(
                 f"{example.place}: its transcript has {len(ids)} tokens, and the backbone writes "
@@ -105,6 +122,17 @@ class TranscriptEncoder:
             pictures=kept,
             last_picture=positions,
         )
+
+    def _ids(self, text: str) -> list[int]:
+        ids = list[int]()
+        # Times by number: the tokenizers of some checkpoints do not know their tokens.
+        for number, piece in enumerate(_TIME.split(text) if self.processor.timed else [text]):
+            if number % 2:
+                assert self.processor.times is not None
+                ids.append(self.processor.times + round(float(piece) / STEP))
+            elif piece:
+                ids += map(int, self.tokenizer(piece, add_special_tokens=False)["input_ids"])
+        return ids
 
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
         return outcomes(partial(self.encode, loss_on=loss_on), examples)

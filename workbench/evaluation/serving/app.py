@@ -41,7 +41,14 @@ from workbench.evaluation.serving.openai_format import (
     UnloadAdapterRequest,
     Written,
 )
-from workbench.evaluation.serving.scheduler import AnswerInProgress, AnswerPiece, Interrupted, QueueFull, Sampling
+from workbench.evaluation.serving.scheduler import (
+    AnswerInProgress,
+    AnswerPiece,
+    Interrupted,
+    QueueFull,
+    Sampling,
+    TimedOut,
+)
 from workbench.evaluation.serving.served_models import (
     AdapterLoader,
     ClassModel,
@@ -324,12 +331,35 @@ class Server:
         form = request.headers.get("content-type", "")
         asked = openai_format.read_form(TranscriptionRequest, form, await self._body(request))
         model = self._of_kind(asked.model, SpeechModel)
-        said = await self._in_turn(model.turns, lambda: model.transcribe(asked.file, asked.language), param="file")
-        if asked.response_format == "text":
-            return PlainTextResponse(f"{said.text}\n")
-        facts: dict[str, object] = {"text": said.text}
-        if asked.response_format == "verbose_json":
-            facts |= {"task": "transcribe", "language": said.language, "duration": round(said.seconds, 3)}
+        form, end = asked.response_format, time.monotonic() + self._limits.seconds
+        if form in openai_format.SUBTITLES and not model.timed:
+            raise Refusal(
+                f"response_format: {model.name} writes no times, since its backbone has no tokens of them. Write json, "
+                "text or verbose_json.",
+                param="response_format",
+            )
+
+        def halt() -> bool:
+            if time.monotonic() > end:
+                raise TimedOut
+            return False
+
+        timed = model.timed and form not in ("json", "text")
+        heard = await self._in_turn(
+            model.turns, lambda: model.transcribe(asked.file, asked.language, timed, halt), param="file"
+        )
+        text, segments = heard.said
+        if form in openai_format.SUBTITLES:
+            return PlainTextResponse(openai_format.SUBTITLES[form](segments or ()))
+        if form == "text":
+            return PlainTextResponse(f"{text}\n")
+        facts: dict[str, object] = {"text": text}
+        if form == "verbose_json":
+            facts |= {"task": "transcribe", "language": heard.language, "duration": round(heard.seconds, 3)}
+            if segments is not None:
+                facts["segments"] = [
+                    {"id": number, **each._asdict(), "temperature": 0.0} for number, each in enumerate(segments)
+                ]
         return JSONResponse(facts)
 
     async def _load(self, request: Request) -> Response:

@@ -21,6 +21,7 @@ from workbench.evaluation.serving.scheduler import (
     TokenScore,
     Unloaded,
 )
+from workbench.evaluation.transcription import TranscriptSegment
 from workbench.schema import did_you_mean
 
 if TYPE_CHECKING:
@@ -304,14 +305,40 @@ class TranscriptionRequest(Request):
     """The recording: wav, flac, mp3, ogg, ..."""
     language: str | None = None
     """Language of the recording, such as en; null: the run's."""
-    response_format: str = Field(default="json", pattern="^(json|text|verbose_json)$")
-    """`text`: the transcript alone; `verbose_json`: with language and duration."""
+    response_format: str = Field(default="json", pattern="^(json|text|verbose_json|srt|vtt)$")
+    """`text`: the transcript alone; `verbose_json`: with language, duration and, where the backbone has tokens of
+    times, segments; `srt`, `vtt`: subtitles."""
+    granularities: str = Field(default="segment", alias="timestamp_granularities[]", pattern="^segment$")
+    """Words have no times here."""
     prompt: str = Field(default="", max_length=0)
     """Not supported: the text before."""
     temperature: str = Field(default="0", pattern=r"^0*(\.0*)?$")
     """Transcripts are greedy."""
     stream: str = Field(default="false", pattern="^(?i:false|0)$")
     """A transcript is sent whole."""
+
+
+def _clock(seconds: float, comma: str) -> str:
+    whole, thousandths = divmod(round(seconds * 1000), 1000)
+    return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}{comma}{thousandths:03d}"
+
+
+def _srt(segments: Sequence[TranscriptSegment]) -> str:
+    """Segments as SubRip has them: numbered, with commas in their times."""
+    return "".join(
+        f"{number}\n{_clock(each.start, ',')} --> {_clock(each.end, ',')}\n{each.text.strip()}\n\n"
+        for number, each in enumerate(segments, start=1)
+    )
+
+
+def _vtt(segments: Sequence[TranscriptSegment]) -> str:
+    """Segments as WebVTT."""
+    cues = (f"{_clock(each.start, '.')} --> {_clock(each.end, '.')}\n{each.text.strip()}\n\n" for each in segments)
+    return "".join(["WEBVTT\n\n", *cues])
+
+
+SUBTITLES: Mapping[str, Callable[[Sequence[TranscriptSegment]], str]] = {"srt": _srt, "vtt": _vtt}
+"""Forms of subtitles, by `response_format`."""
 
 
 def read_request(kind: type[RequestT], body: bytes) -> RequestT:

@@ -34,6 +34,7 @@ from workbench.evaluation.serving.scheduler import (
     Scheduler,
     TimedOut,
 )
+from workbench.evaluation.transcription import Transcription
 from workbench.models.picture_processor import PictureProcessor
 
 AnswerT = TypeVar("AnswerT")
@@ -255,7 +256,7 @@ class ClassModel(ServedModel):
 class Transcript(NamedTuple):
     """What a model heard in a recording."""
 
-    text: str
+    said: Transcription
     language: str | None  # its name, such as english, where the model has a token of it
     seconds: float  # of the recording
 
@@ -265,8 +266,11 @@ class SpeechModel(ServedModel):
     """A model that writes what it hears."""
 
     turns: Turns
-    transcribe: Callable[[bytes, str | None], Transcript]
-    """Transcribes the bytes of a sound file, in a language or its own; raises WorkbenchError where it cannot."""
+    transcribe: Callable[[bytes, str | None, bool, Callable[[], bool]], Transcript]
+    """Transcribes a sound file: (its bytes, language or None, whether with times, what is called at each token); raises
+    WorkbenchError where it cannot."""
+    timed: bool
+    """Whether it has tokens of times."""
 
     verb = "/v1/audio/transcriptions"
 

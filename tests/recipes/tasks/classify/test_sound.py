@@ -164,6 +164,7 @@ REFUSED = [
     (["data.format=auto"], "reads sound. Write data.format=audio"),
     (["audio.column=sound"], "has no column `sound` that holds recordings"),
     (["audio.folder=nowhere"], "audio.folder: nowhere is neither in"),
+    (["audio.timestamps=true"], "audio.timestamps says how transcripts are written, and classes have none"),
     (["audio.max_seconds=9"], "audio.max_seconds=9 is more than its 1 seconds"),
     (["audio.max_seconds=0.3"], "more than the 0.3 s that are read"),
     (["adapter={method: prompt}"], "adapter.method=lora"),

@@ -22,7 +22,7 @@ from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, AutoTo
 
 import workbench
 from tests.run_files import read_losses, read_scores
-from tests.sound_backbones import record, save_moonshine, save_sound, tone
+from tests.sound_backbones import record, save_moonshine, save_sound, save_timed_whisper, tone
 from tests.stopping import stop_after
 from workbench.config import model_heads
 from workbench.data import starter
@@ -310,6 +310,92 @@ def test_a_long_recording_is_learnt_by_its_segments(tmp_path: Path) -> None:
 def test_segments_that_are_refused(tmp_path: Path, segments: object, message: str) -> None:
     with pytest.raises(WorkbenchError, match=f"(?s){message}"):
         workbench.check("sft/speech", words(_segmented(tmp_path, segments), "data.ignore=[]"))
+
+
+PARTS = [
+    {"start": 0.1, "end": 0.4, "text": "go"},
+    {"start": 0.5, "end": 0.9, "text": " stop "},
+    {"start": 1.611, "end": 2.2, "text": "go left"},
+]
+"""Segments of which a model that hears a second at once hears the first two together."""
+
+
+def test_times_are_learnt_as_stock_writes_them(tmp_path: Path) -> None:
+    model = save_timed_whisper(tmp_path / "model")
+    rows = _segmented(tmp_path, PARTS)
+    train, backbone, head = read(rows, f"model.id={model}", "audio.timestamps=true", "data.held_out=0.3")
+    wanted = {
+        "segments 1 to 2": "<|0.10|> go<|0.40|><|0.50|> stop<|0.90|>",
+        "segment 3": "<|0.00|> go left<|0.58|>",  # without the silence in front, with which it would be too long
+    }
+    stock, tokenizer = (
+        AutoModelForSpeechSeq2Seq.from_pretrained(model).float().eval(),
+        AutoTokenizer.from_pretrained(model),
+    )
+    assert len(train) == 4
+    for number, place in enumerate(train.places()):
+        text = wanted[place.rpartition(", ")[2]]
+        start, ids = [357, 358, 359], tokenizer(text, add_special_tokens=False).input_ids
+        row = train[number]
+        assert row.input_ids[row.source :].tolist() == [*start, *ids, 356]
+        assert text.replace(" ", "") == "".join(tokenizer.convert_ids_to_tokens(ids)).replace("Ġ", "")
+        batch = train.batch(np.asarray([number]))
+        with torch.no_grad():
+            found = text_run.next_token_loss(backbone, head)(batch, 1 / len(batch.labels_N))
+            given = torch.tensor([[*start, *ids]])
+            labels = torch.tensor([[*[-100] * (len(start) - 1), *ids, 356]])
+            features = batch.inputs["input_features"]
+            torch.testing.assert_close(found, stock(features, decoder_input_ids=given, labels=labels).loss)
+
+
+@pytest.mark.parametrize(
+    ("segments", "more", "message"),
+    [
+        (PARTS[::-1], [], r"segment 2: begins at 0\.5 s, before the segment in front of it ends, at 2\.2 s"),
+        ([{**PARTS[0], "text": " "}], [], "segment 1: its `text` is empty"),
+        ([], [], "row 1.*has no `segments`, whose times audio.timestamps=true learns"),
+        (PARTS, ["model.id=starter/sound"], "model.id=starter/sound has no tokens of times"),
+        ([{**PARTS[0], "end": 2.8}], [], r"segment 1.*takes 2\.70 s, more than the 1 s"),
+    ],
+)
+def test_times_that_cannot_be_learnt(tmp_path: Path, segments: object, more: list[str], message: str) -> None:
+    own = [f"model.id={save_timed_whisper(tmp_path / 'model')}", "audio.timestamps=true", "data.ignore=[]", *more]
+    with pytest.raises(WorkbenchError, match=f"(?s){message}"):
+        workbench.check("sft/speech", words(_segmented(tmp_path, segments), *own))
+
+
+@pytest.mark.slow
+def test_a_run_that_learnt_times_writes_them_as_its_merged_model_does(tmp_path: Path) -> None:
+    own = [f"model.id={save_timed_whisper(tmp_path / 'model')}", "audio.timestamps=true", "evaluate.max_new_tokens=12"]
+    run = _run(_segmented(tmp_path, PARTS), tmp_path / "run", *own)
+    table = predict(run, str(tmp_path / "rows.jsonl"), max_new_tokens=12).table
+    answers = pd.read_parquet(run / "predictions.parquet")
+    merge(run, out=tmp_path / "whole", weights="float32")
+    stock = AutoModelForSpeechSeq2Seq.from_pretrained(tmp_path / "whole").float().eval()
+    extractor, tokenizer = (each.from_pretrained(tmp_path / "whole") for each in (AutoFeatureExtractor, AutoTokenizer))
+    asked = {"return_timestamps": True, "max_new_tokens": 12}
+    for number, found in enumerate(table["segments"]):
+        wave = _wave(tmp_path / f"{number}.flac")
+        long = extractor(wave, sampling_rate=16_000, return_tensors="pt", truncation=False, padding="longest")
+        segments = stock.generate(**long, **asked, return_segments=True)["segments"][0]
+        wanted = [
+            (float(each["start"]), tokenizer.decode(each["tokens"], skip_special_tokens=True).strip())
+            for each in segments
+        ]
+        wanted = [(start, text) for start, text in wanted if text]
+        assert [(part["start"], part["text"]) for part in found] == [
+            (pytest.approx(start, abs=0.01), text) for start, text in wanted
+        ]
+        assert "".join(text for _, text in wanted).replace(" ", "") == table["answer"][number].replace(" ", "")
+    for _, answer in answers.iterrows():
+        number, part = (int(each.split()[-1 if "row" in each else 1]) for each in answer["row"].split(", ")[1:])
+        begin, end = [(0.0, 0.9), (1.611, 2.2)][part > 2]
+        cut = soundfile.read(tmp_path / f"{number - 1}.flac", dtype="float32")[0][
+            round(begin * 8000) : round(end * 8000)
+        ]
+        features = extractor(soxr.resample(cut, 8000, 16_000), sampling_rate=16_000, return_tensors="pt")
+        once = stock.generate(**features, **asked, force_unique_generate_call=True)
+        assert tokenizer.decode(once[0], skip_special_tokens=True).strip() == answer["after"]
 
 
 def _run(rows: Path, out: Path, *more: str, resume: bool = False) -> Path:
