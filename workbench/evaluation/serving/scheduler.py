@@ -345,6 +345,16 @@ class Scheduler:
         self._thread.join()
 
     def _work(self) -> None:
+        try:
+            self._answer_all()
+        finally:  # whatever ended it: nobody waits for what never comes
+            with self._changed:
+                self._closing = True
+                self._end([*self._running, *self._waiting], ShuttingDown())
+                for _, future in self._actions:
+                    future.set_exception(ShuttingDown())
+
+    def _answer_all(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._waiting or self._running or self._actions)
@@ -352,9 +362,6 @@ class Scheduler:
                 self._end([answer for answer in every if answer.cancelled], None)
                 self._end([answer for answer in every if answer.late and not answer.cancelled], TimedOut())
                 if self._closing:
-                    self._end([*self._running, *self._waiting], ShuttingDown())
-                    for _, future in self._actions:
-                        future.set_exception(ShuttingDown())
                     return
                 while self._actions:
                     action, future = self._actions.popleft()
@@ -376,7 +383,10 @@ class Scheduler:
             (self._running if answer in self._running else self._waiting).remove(answer)
             answer.cancelled = True
             if error is not None:
-                answer.listener(error)
+                try:
+                    answer.listener(error)
+                except Exception:  # who listens has ended: that is nobody else's matter
+                    _log.error(traceback.format_exc())
 
     def _guarded_step(self) -> None:
         """A step; out of memory interrupts the newest answer, any other failure interrupts all."""

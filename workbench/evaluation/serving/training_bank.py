@@ -253,6 +253,7 @@ class TrainingBank:
         self._engine: Engine | None = None
         self.changed = threading.Condition()
         """Told when a request comes."""
+        self._closed = False
         self._working = threading.RLock()
         self.driven = False
         """Whether a thread calls `work`; else whoever waits for a result does."""
@@ -292,6 +293,8 @@ class TrainingBank:
 
         client = self.alone(begun)
         with self.changed:
+            if self._closed:
+                raise ShuttingDown
             self._clients.append(client)
         return client
 
@@ -331,6 +334,8 @@ class TrainingBank:
 
     def close(self) -> None:
         """End the thread that samples, and fail what waits."""
+        with self.changed:
+            self._closed = True
         for client in list(self._clients):
             client.close()
         if self._scheduler is not None:

@@ -34,7 +34,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from workbench.adapters import Lora
-from workbench.errors import ConfigError, WorkbenchError
+from workbench.errors import ConfigError, TrainingError, WorkbenchError
 from workbench.evaluation.serving import tinker_wire as wire
 from workbench.evaluation.serving.scheduler import Interrupted, QueueFull
 from workbench.evaluation.serving.training_bank import BankClient, BankSampler, TrainingBank, read_state
@@ -104,8 +104,8 @@ class _Model:
     session: str
     following: int = 1
     """Number of the request that runs next."""
-    held: dict[int, Callable[[], None]] = field(default_factory=dict)
-    """Requests that came before their turn."""
+    held: dict[int, tuple[Callable[[], None], Future[Any]]] = field(default_factory=dict)
+    """Requests that came before their turn, and their results."""
 
 
 @dataclass(eq=False)
@@ -292,7 +292,10 @@ class TrainingServer:
         """Remove the models and samplers of a session."""
         owner.seen.pop(session, None)
         for name in [name for name, each in list(owner.models.items()) if each.session == session]:
-            owner.models.pop(name).client.close()
+            model = owner.models.pop(name)
+            model.client.close()
+            while model.held:  # their turn never comes
+                model.held.popitem()[1][1].set_exception(TrainingError("The adapter was removed."))
         for name in [name for name in list(owner.samplers) if name.startswith(f"{session}:")]:
             owner.samplers.pop(name, None)
 
@@ -423,10 +426,10 @@ class TrainingServer:
             except Exception as error:
                 future.set_exception(error)
 
-        model.held[number] = run
+        model.held[number] = run, future
         while (now := model.held.pop(model.following, None)) is not None:
             model.following += 1
-            now()
+            now[0]()
         return JSONResponse({"request_id": name})
 
     # Training

@@ -123,9 +123,12 @@ def test_answers_wait_for_memory(serve: Serve, lora_runs: list[Path]) -> None:
     many = [Heard(model, tokens=20) for _ in range(5)]  # each has room for 64 tokens
     model.scheduler.submit([each.answer for each in many])
     seen = set()
-    while any(len(each.answer.answer) < 20 for each in many):
+
+    def written() -> bool:
         seen.add(model.scheduler.running)
-        time.sleep(0.001)
+        return all(len(each.answer.answer) == 20 for each in many)
+
+    _until(written)
     assert max(seen) == 2 and all(each.whole() for each in many)
     model.scheduler.close()
 
@@ -136,6 +139,20 @@ def test_an_answer_that_takes_too_long_is_interrupted(model: TextModel) -> None:
     with pytest.raises(TimedOut):
         late.whole()
     _until(lambda: model.scheduler.running == 0)
+
+
+def test_who_listens_and_fails_is_nobody_elses_matter(model: TextModel, caplog: pytest.LogCaptureFixture) -> None:
+    def gone(event: AnswerPiece | Interrupted) -> None:
+        if isinstance(event, Interrupted):
+            raise RuntimeError("its loop has ended")
+
+    late, after = Heard(model, tokens=400, seconds=0.05), Heard(model, tokens=3)
+    late.answer.listener = gone
+    model.scheduler.submit([late.answer])
+    _until(lambda: (model.scheduler.running, model.scheduler.waiting) == (0, 0))
+    model.scheduler.submit([after.answer])
+    assert after.whole() and model.scheduler.between(lambda: 3) == 3
+    assert "its loop has ended" in caplog.text
 
 
 def test_closing_interrupts_what_runs_and_takes_nothing_more(model: TextModel) -> None:

@@ -17,6 +17,7 @@ import workbench
 from workbench.adapters import Lora
 from workbench.config import ModelConfig
 from workbench.errors import ConfigError, FileError, TrainingError
+from workbench.evaluation.serving.scheduler import ShuttingDown
 from workbench.evaluation.serving.training_bank import BankClient, Datum, TrainingBank
 from workbench.models import backbones
 
@@ -235,6 +236,8 @@ def test_states_continue_to_the_same_bits(stories: str, tmp_path: Path, bank: Tr
     with pytest.raises(ConfigError, match="a name has"):
         second.save_state("../out")
     other.close()
+    with pytest.raises(ShuttingDown):
+        other.create()
 
 
 WRITER = """

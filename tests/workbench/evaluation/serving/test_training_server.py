@@ -187,6 +187,13 @@ def test_too_much_is_turned_away(section: ModelConfig, client: WireClient) -> No
     assert "5 adapters train already" in client.result(response)["error"]
 
 
+def test_a_request_whose_turn_never_comes_ends_with_its_session(section: ModelConfig, client: WireClient) -> None:
+    held = client.post("optim_step", {"model_id": client.model(section.id), "seq_id": 3, "adam_params": {}})
+    client.post(f"sessions/{client.session}/finish", {})
+    assert "was removed" in client.result(held)["error"]
+    client.begin()
+
+
 def test_an_adapter_of_nan_samples_nothing(section: ModelConfig, client: WireClient) -> None:
     """And leaves others in peace, who sample at the same time."""
     bad, good = client.model(section.id), client.model(section.id, seed=2)
