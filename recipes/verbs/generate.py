@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +156,7 @@ def generate(
     overrides: Sequence[str] = (),
     *,
     pictures: Sequence[Path | str] = (),
+    recordings: Sequence[Path | str] = (),
     max_new_tokens: int = 256,
     trust: bool = False,
     write: Callable[[str], object] = lambda text: None,
@@ -168,6 +169,7 @@ def generate(
             of any length, where it learnt to transcribe.
         overrides: `model.id=FOLDER`, where the backbone has moved since.
         pictures: Files that stand before the prompt, or at its marks `<image>`, where the backbone sees.
+        recordings: The same at marks `<audio>`, where it hears within conversations.
         max_new_tokens: Of the answer.
         trust: Execute the Python code that the run's config.yaml names.
         write: Called with each piece of the answer as it comes.
@@ -188,19 +190,22 @@ def generate(
     run = Path(run)
     config = run_directory.shipped_config(run, Trust(trust), overrides)
     if config.reads_sound and config.task.writes_text:
-        return _transcript(run, prompt, config, pictures=pictures, max_new_tokens=max_new_tokens, write=write)
+        beside = {"--picture": pictures, "--recording": recordings}
+        return _transcript(run, prompt, config, beside=beside, max_new_tokens=max_new_tokens, write=write)
     require_text(config, run)
     require_one_turn(config, run)
     model = exported.load(run, config)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
     # Whole paths, since those of rows may be names in image.folder, which stands beside their table.
-    given = [
-        str(each) if addresses.is_address(str(each)) else str(Path(each).expanduser().absolute()) for each in pictures
-    ]
-    asked = tuple(
-        media.placed([{"role": "user", "content": prompt}], {"images": given} if given else {}, "the prompt ")
-    )
-    as_text = raw and not pictures
+    given = {
+        column: [
+            str(each) if addresses.is_address(str(each)) else str(Path(each).expanduser().absolute()) for each in files
+        ]
+        for column, files in (("images", pictures), ("audios", recordings))
+        if files
+    }
+    asked = tuple(media.placed([{"role": "user", "content": prompt}], given, "the prompt "))
+    as_text = raw and not given
     question = question_of(
         model, Example("the prompt", text=((prompt, False),)) if as_text else Example("the prompt", messages=asked)
     )
@@ -224,12 +229,14 @@ def _transcript(
     path: str,
     config: RunConfig,
     *,
-    pictures: Sequence[Path | str],
+    beside: Mapping[str, Sequence[Path | str]],
     max_new_tokens: int,
     write: Callable[[str], object],
 ) -> str:
-    if pictures:
-        raise ConfigError(f"{run} hears recordings and sees no pictures. Leave --picture out.")
+    if given := [option for option, each in beside.items() if each]:
+        raise ConfigError(
+            f"{run} writes the transcript of the one recording that stands in place of a prompt. Leave {given[0]} out."
+        )
     file = Path(starter.resolve(path)).expanduser()
     if not file.is_file():
         raise DataError(

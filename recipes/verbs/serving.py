@@ -219,7 +219,7 @@ def _template(run: RunConfig, backbone: PreTrainedModel, words: PreTrainedTokeni
     found = picture_processor.of(run, backbone.config)
     if isinstance(found, PictureProcessor):
         found = replace(found, forgets=True)
-        if not found.packs:
+        if not found.embedded:
             name = type(backbone).__name__
             found = f"`workbench serve` shows none to {name}. `workbench generate RUN PROMPT --picture FILE` answers"
     return ChatEncoder(words, processor=found if isinstance(found, str | PictureProcessor) else _BLIND)

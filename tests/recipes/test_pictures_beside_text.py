@@ -327,7 +327,7 @@ def test_a_server_answers_about_pictures_that_requests_hold(run: Path, rows: Pat
         (f"file://{paths[0].resolve()}",): "files of the server are not read",
         ("http://example.org/a.png",): "data.fetch=true",
         ("data:image/png;base64,AAAA",): "no kind of picture that can be read",
-        tuple(addresses) * 9: "at most 16 pictures",
+        tuple(addresses) * 9: "at most 16 pictures or recordings",
     }.items():
         refused = asked(*shown)
         assert refused.status_code == 400 and why in refused.json()["error"]["message"]

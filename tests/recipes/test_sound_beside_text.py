@@ -15,6 +15,7 @@ import soundfile
 import soxr
 import torch
 from peft import PeftModel
+from starlette.testclient import TestClient
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoProcessor, Qwen2AudioForConditionalGeneration, Qwen2AudioProcessor
 
@@ -22,14 +23,17 @@ import workbench
 from tests.run_files import read_losses
 from tests.sound_backbones import save_qwen2_audio, tone
 from tests.stopping import stop_after
+from tests.workbench.evaluation.serving.conftest import SETTINGS
 from workbench.config import model_heads
 from workbench.data.text import tokenized
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import Stopped, WorkbenchError
+from workbench.evaluation.serving.app import Server
 from workbench.models import backbones, exported, output_heads
 from workbench.models.picture_processor import HearingProcessor
 from workbench.recipes.load import load
 from workbench.recipes.tasks.sft import text_run
+from workbench.recipes.verbs import serving
 from workbench.recipes.verbs.generate import predict
 from workbench.runs import run_directory
 from workbench.runs.trust import Trust
@@ -193,6 +197,34 @@ def test_a_processor_that_writes_no_tokens_of_recordings_is_refused(
         workbench.check("sft/quickstart", folder.words())
 
 
+def served_answers_are(run: Path, files: Sequence[Path], wanted: Sequence[str]) -> None:
+    """Requests that hold recordings get these answers, and others are refused."""
+    models = serving.load(serving.named([str(run)], trust=False), SETTINGS)
+    client = TestClient(Server(models, SETTINGS.limits).app, base_url="http://127.0.0.1")
+    coded = [base64.b64encode(file.read_bytes()).decode() for file in files]
+
+    def asked(*sent: str) -> Any:
+        parts = [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}} for data in sent]
+        turn = {"role": "user", "content": [*parts, {"type": "text", "text": "How high?"}]}
+        settings = {"model": models[0].name, "temperature": 0, "max_tokens": 3, "logprobs": True}
+        return client.post("/v1/chat/completions", json={**settings, "messages": [turn]})
+
+    found = [asked(each).json()["choices"][0] for each in coded]
+    assert [each["message"]["content"].strip() for each in found] == list(wanted)
+    scores = [each["logprobs"]["content"][0]["logprob"] for each in found]
+    assert abs(scores[0] - scores[1]) > 1e-5, "each has the recording of its own request"
+    assert asked(f"data:audio/wav;base64,{coded[0]}").json()["choices"][0]["message"] == found[0]["message"]
+    assert asked(*coded).status_code == 200
+    for sent, why in {
+        (str(files[0].resolve()),): "files of the server are not read",
+        ("http://example.org/a.wav",): "data.fetch=true",
+        (base64.b64encode(b"hello there").decode(),): "text, not a recording",
+        tuple(coded) * 9: "at most 16 pictures or recordings",
+    }.items():
+        refused = asked(*sent)
+        assert refused.status_code == 400 and why in refused.json()["error"]["message"], refused.text
+
+
 @pytest.mark.slow
 def test_a_run_is_resumed_bit_by_bit_and_ships_a_stock_adapter(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -212,7 +244,14 @@ def test_a_run_is_resumed_bit_by_bit_and_ships_a_stock_adapter(
     np.testing.assert_allclose(
         read_losses(run("parts", "batch.tokens_per_device=150")), read_losses(straight), rtol=1e-5
     )
-    assert predict(straight, str(folder.rows), max_new_tokens=3).rows == 12
+    said = predict(straight, str(folder.rows), max_new_tokens=3).table["answer"]
+    assert len(said) == 12
+    files = [folder.rows.parent / f"{number}.wav" for number in range(2)]
+    for number, file in enumerate(files):
+        assert workbench.generate(straight, "How high?", recordings=[file], max_new_tokens=3).strip() == said[number]
+    with pytest.raises(WorkbenchError, match="has a picture, and its backbone sees nothing"):
+        workbench.generate(straight, "How high?", pictures=["a.png"])
+    served_answers_are(straight, files, said[:2].tolist())
 
     config = run_directory.shipped_config(straight, Trust(False, ""))
     processor = AutoProcessor.from_pretrained(folder.model)

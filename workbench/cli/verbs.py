@@ -457,6 +457,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="What a user would say; a recording that is transcribed.")],
     overrides: Moved = None,
     picture: Annotated[list[Path] | None, typer.Option(help="A picture that it is about; several.")] = None,
+    recording: Annotated[list[Path] | None, typer.Option(help="A recording that it is about; several.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     trust: Trusted = False,
 ) -> None:
@@ -470,6 +471,7 @@ def generate(
         prompt,
         overrides or (),
         pictures=picture or (),
+        recordings=recording or (),
         max_new_tokens=max_new_tokens,
         trust=trust,
         write=partial(print, end="", flush=True),

@@ -25,6 +25,7 @@ from workbench.data.images.picture_reader import PictureReader, PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import RecordSource, RowReader
+from workbench.data.sound import listening
 from workbench.data.sound.sound_reader import SoundReader, SoundRows
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
@@ -105,6 +106,8 @@ class Thumbnail:
     caption: str
     """The state of a training picture, or the class that a map explains."""
     jpeg: bytes
+    sound: bytes = b""
+    """The recording whose spectrum it is, as MP3; empty for a picture."""
 
 
 def jpeg(picture_HW3: Pixels) -> bytes:
@@ -162,15 +165,16 @@ def write(
 
 
 def write_beside_text(folder: Path, rows: TokenizedSet, places: Collection[str]) -> None:
-    """Write FILE into a run directory, of the rows at `places`, where these have pictures."""
+    """Write FILE into a run directory, of the rows at `places`, where these have pictures or recordings."""
     thumbnails, left = list[Thumbnail](), MOST_BYTES
     for number, place in enumerate(rows.places() if rows.processor is not None and rows.pictured else ()):
         if place in places and rows.processor is not None and (key := rows[number].pictures):
-            found = rows.processor.small(key)
-            left -= sum(map(len, found))
+            found = [(each, b"") for each in rows.processor.small(key)]
+            found += [(jpeg(listening.drawn(each)), listening.played(each)) for each in rows.processor.sounds(key)]
+            left -= sum(len(picture) + len(sound) for picture, sound in found)
             if left < 0:
                 break
-            thumbnails += [Thumbnail(place, "", "row", "", "", each) for each in found]
+            thumbnails += [Thumbnail(place, "", "row", "", "", *each) for each in found]
     if thumbnails:
         files.write_bytes(folder / FILE, _table(thumbnails))
 
@@ -193,11 +197,19 @@ def _spectra(
     """Spectra of the rows that are worth looking at, of some training rows as they are heard in some epochs, and of
     near neighbours."""
 
+    left = MOST_BYTES
+
     def drawn(of: LabelledSet, row: int, kind: Kind, caption: str = "", epoch: int | None = None) -> Thumbnail:
+        nonlocal left
         assert isinstance(of.inputs, SoundRows)
-        record = of.records[row]
+        record, sound = of.records[row], b""
+        if epoch is None and left > 0:  # features that were augmented cannot be played
+            with suppress(DataError):  # where the file is gone, only its spectrum is shown
+                sound = reader.played(record)
+                left -= len(sound)
         spectrum = jpeg(of.inputs.picture(row, epoch=epoch))
-        return Thumbnail(record.place, reader.describe(record), kind, label_in_words(record.label), caption, spectrum)
+        about = (record.place, reader.describe(record), kind, label_in_words(record.label), caption)
+        return Thumbnail(*about, spectrum, sound)
 
     thumbnails = [drawn(rows, row, "row") for row in chosen(table, first=first)]
     for row in np.unique(np.linspace(0, len(train) - 1, TRAINED).round().astype(int)).tolist():

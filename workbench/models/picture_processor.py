@@ -41,6 +41,7 @@ from workbench.config.sections.image_config import ImageConfig
 from workbench.data.images import picture_sources
 from workbench.data.images.picture_sources import MediaKind
 from workbench.data.images.picture_store import use
+from workbench.data.sound import listening
 from workbench.data.sound.sound_files import SOUND, SoundFile
 from workbench.data.stored_files import StoredFile, stamp
 from workbench.data.text.formats import Example
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig
 
 VERSION = "2"  # raise it when what is kept changes
-HEARD = "1"  # the same of recordings
+HEARD = "2"  # the same of recordings
 SIDE = 96  # longest side of the small pictures that reports show, in pixels
 
 
@@ -293,9 +294,11 @@ class PictureProcessor:
         (self.folder / key).unlink(missing_ok=True)
 
     def small(self, key: str) -> list[bytes]:
-        """The pictures of a row as small JPEG files, for reports."""
         with safe_open(self.folder / key, framework="np") as opened:
             return [base64.b64decode(each) for each in json.loads((opened.metadata() or {})["small"])]
+
+    def sounds(self, key: str) -> list[bytes]:
+        return []
 
     def knows(self, keys: Iterable[str], stamps: Iterable[str]) -> bool:
         """Whether all pictures of rows are still kept, and their files are what they were."""
@@ -354,9 +357,14 @@ class PictureProcessor:
         return [self.identity, self.image.folder]
 
     @property
-    def packs(self) -> bool:
-        # Positions of M-RoPE, and attention to both sides inside a picture, follow from where pictures stand in a row.
+    def embedded(self) -> bool:
+        """Whether the model knows pictures by their embeddings alone: positions of M-RoPE, and attention to both sides
+        inside a picture, follow from where pictures stand in a row."""
         return not self._type_names
+
+    @property
+    def packs(self) -> bool:
+        return self.embedded
 
 
 def hears(hub: PretrainedConfig) -> bool:
@@ -416,7 +424,13 @@ class HearingProcessor(PictureProcessor):
         return {"audio": opened, "sampling_rate": self.processor.feature_extractor.sampling_rate}
 
     def _small(self, opened: list[Any]) -> list[bytes]:
+        return [listening.kept(wave_T, self.processor.feature_extractor.sampling_rate) for wave_T in opened]
+
+    def small(self, key: str) -> list[bytes]:
         return []
+
+    def sounds(self, key: str) -> list[bytes]:
+        return super().small(key)
 
 
 def _jpeg(picture: Image) -> bytes:

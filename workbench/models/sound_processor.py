@@ -31,7 +31,7 @@ from workbench.data.batching import Row
 from workbench.data.images.picture_store import use
 from workbench.data.ordered_processes import by_threads
 from workbench.data.rows import RawRow
-from workbench.data.sound import sound_augmentation, sound_reader, transcribed_rows
+from workbench.data.sound import listening, sound_augmentation, sound_reader, transcribed_rows
 from workbench.data.sound.sound_files import SoundFile, Wave, require_libraries
 from workbench.data.sound.sound_format import MASK, Features, SoundFormat
 from workbench.data.stored_files import stamp
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig
 
-VERSION = "2"  # raise it when what is kept changes
+VERSION = "3"  # raise it when what is kept changes
 SEGMENTED = (
     " Or say what is said when, which makes a row of each part: a column `segments` with "
     '[{"start": 0, "end": 2.5, "text": "..."}, ...], in seconds.'
@@ -257,14 +257,19 @@ class FeatureProcessor:
                     cure=SEGMENTED,
                 )
                 features, own = self.format.features(wave_T)
-                files.write_bytes(self.folder / key, save({"features": features, "own": np.asarray(own)}))
+                sound = np.frombuffer(listening.kept(wave_T, self.format.rate), np.uint8)
+                kept = {"features": features, "own": np.asarray(own), "sound": sound}
+                files.write_bytes(self.folder / key, save(kept))
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
         return KeptPictures(key, (medium.kind,), () if file.path is None else (stamp(str(file.path)),))
 
     def small(self, key: str) -> list[bytes]:
-        """None: a page of transcripts shows no spectra."""
         return []
+
+    def sounds(self, key: str) -> list[bytes]:
+        with safe_open(self.folder / key, framework="np") as opened:
+            return [opened.get_tensor("sound").tobytes()]
 
     def knows(self, keys: Iterable[str], stamps: Iterable[str]) -> bool:
         same = all(stamp(state.split("\0")[0]) == state for state in set(stamps))

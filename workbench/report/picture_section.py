@@ -44,6 +44,8 @@ class Picture:
     """A `data:` URI of JPEG."""
     width: int
     height: int
+    sound: str = ""
+    """A `data:` URI of MP3 of the recording whose spectrum it is; empty for a picture."""
 
     @property
     def is_small(self) -> bool:
@@ -102,6 +104,8 @@ class PictureSection:
     """The part of the page; a list is empty where there is nothing to show."""
 
     pictures: list[Picture]
+    heard: bool
+    """Whether they are spectra of recordings."""
     """All that the page holds."""
     mistakes: list[Card]
     uncertain: list[Card]
@@ -133,7 +137,11 @@ class Album:
     left: int = MOST_BYTES
     pictures: list[Picture] = field(default_factory=list)
 
-    def picture(self, jpeg: bytes) -> Picture | None:
+    def stored(self, row: Any) -> Picture | None:
+        """The picture of a row of pictures.parquet, with its sound, which those of older runs do not have."""
+        return self.picture(row.jpeg, getattr(row, "sound", b""))
+
+    def picture(self, jpeg: bytes, heard: bytes = b"") -> Picture | None:
         """None where it is no JPEG, or the page is full."""
         try:
             with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
@@ -141,19 +149,22 @@ class Album:
         except (OSError, Image.DecompressionBombError):
             return None
         uri = f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
-        if len(uri) > self.left:
+        sound = f"data:audio/mpeg;base64,{base64.b64encode(heard).decode()}" if heard else ""
+        if len(uri) + len(sound) > self.left:
             return None
-        self.left -= len(uri)
-        self.pictures.append(Picture(f"picture-{len(self.pictures)}", uri, width, height))
+        self.left -= len(uri) + len(sound)
+        self.pictures.append(Picture(f"picture-{len(self.pictures)}", uri, width, height, sound))
         return self.pictures[-1]
 
 
 def beside_rows(table: pd.DataFrame, places: Iterable[str]) -> dict[str, list[Picture]]:
     """The pictures of some rows of text, by their places; the first ones, where the page is full."""
     album = Album()
-    own = {} if table.empty else table.groupby("row")["jpeg"].agg(list).to_dict()
+    own: dict[str, list[Any]] = {}
+    for stored in table.itertuples():
+        own.setdefault(stored.row, []).append(stored)
     return {
-        place: [each for jpeg in own.get(place, ()) if (each := album.picture(jpeg)) is not None] for place in places
+        place: [each for stored in own.get(place, ()) if (each := album.stored(stored)) is not None] for place in places
     }
 
 
@@ -166,13 +177,13 @@ def pictured(run: RunRecord) -> PictureSection | None:
     # A few pictures of training come first: they are not to be missing where the page is full.
     trained = []
     for _, states in stored[stored["kind"] == "trained"].groupby("row", sort=False):
-        drawn = [(state.caption, album.picture(state.jpeg)) for state in states.itertuples()]
+        drawn = [(state.caption, album.stored(state)) for state in states.itertuples()]
         kept = [(caption, picture) for caption, picture in drawn if picture is not None]
         first = states.iloc[0]
         trained.append(TrainedPicture(_short(first["image"]), _begins(in_words(first["label"])), kept))
-    maps = {each.row: album.picture(each.jpeg) for each in _of_kind(stored, "map")}
-    of_training = {each.row: album.picture(each.jpeg) for each in _of_kind(stored, "neighbour")}
-    of_row = {each.row: album.picture(each.jpeg) for each in _of_kind(stored, "row")}
+    maps = {each.row: album.stored(each) for each in _of_kind(stored, "map")}
+    of_training = {each.row: album.stored(each) for each in _of_kind(stored, "neighbour")}
+    of_row = {each.row: album.stored(each) for each in _of_kind(stored, "row")}
     near = {
         place: [(each, of_training.get(each.place) or of_row.get(each.place)) for each in rows]
         for place, rows in neighbours(run).items()
@@ -184,6 +195,7 @@ def pictured(run: RunRecord) -> PictureSection | None:
     have = {number for number, card in enumerate(cards) if card.picture is not None}
     return PictureSection(
         pictures=album.pictures,
+        heard="audio" in table,
         mistakes=[replace(cards[n], near=near.get(cards[n].place, [])) for n in ranking.mistakes if n in have][:SHOWN],
         uncertain=[_doubtful(cards[n], table.iloc[n]) for n in ranking.uncertain[:SHOWN] if n in have],
         suspects=[
@@ -231,7 +243,7 @@ def _cards(table: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Ca
 
 def _card(stored: Any, album: Album, predicted: str = "") -> Card:
     """A training row, shown without a prediction."""
-    picture = album.picture(stored.jpeg)
+    picture = album.stored(stored)
     return Card(picture, _short(stored.image), _begins(stored.label), "", predicted, None, stored.row)
 
 

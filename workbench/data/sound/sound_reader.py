@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -26,8 +25,9 @@ from workbench.data.images import picture_sources, picture_store
 from workbench.data.images.picture_files import Pixels
 from workbench.data.images.picture_sources import MediaKind
 from workbench.data.images.stored_media import StoredReader, StoredRows, digests, kept, places
+from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import ModelInputs, RecordSource, RowInputs, RowReader
-from workbench.data.sound import sound_augmentation
+from workbench.data.sound import listening, sound_augmentation
 from workbench.data.sound.sound_files import SOUND, SoundFile, require_libraries
 from workbench.data.sound.sound_format import MASK, Features, SoundFormat
 from workbench.errors import DataError, FileError
@@ -37,7 +37,6 @@ from workbench.runs.files import cache_folder
 FILE, PROCESSOR = "sound_format.json", "preprocessor_config.json"
 VERSION = "1"  # raise it when what is stored changes
 CHUNK = 32  # recordings whose features are computed before they are written
-PICTURE = (192, 128)  # width and height of a drawn spectrum, in pixels
 Change: TypeAlias = Callable[[Features, int], tuple[Features, int]]
 """From features, and how many of their positions in time are the recording's own, to those that are read instead."""
 
@@ -104,12 +103,9 @@ class SoundRows(StoredRows):
         """The spectrum of a row, without silence behind it: time from left to right, low frequencies at the bottom."""
         features, own = self.heard(index, epoch=epoch)
         spectrum_FM = np.moveaxis(features, self.format.time_axis, 0)[:own]
-        if spectrum_FM.ndim == 1:
-            spectrum_FM = _spectrum(spectrum_FM, self.format.rate)
-        low, high = np.percentile(spectrum_FM, (2, 99.8))
-        shares_MF = np.clip((spectrum_FM.T[::-1] - low) / max(1e-6, high - low), 0, 1)
-        colours = cv2.applyColorMap((255 * shares_MF).astype(np.uint8), cv2.COLORMAP_MAGMA)
-        return np.asarray(cv2.resize(colours, PICTURE, interpolation=cv2.INTER_NEAREST)[:, :, ::-1], dtype=np.uint8)
+        return listening.coloured(
+            spectrum_FM if spectrum_FM.ndim > 1 else listening.spectrum(spectrum_FM, self.format.rate)
+        )
 
     def concatenated(self, other: SoundRows) -> SoundRows:
         return replace(super().concatenated(other), cut=self.cut + other.cut)
@@ -122,14 +118,6 @@ class SoundRows(StoredRows):
     def seen(self, change: Change) -> SoundRows:
         """The same rows, each changed before it is read."""
         return replace(self, change=change)
-
-
-def _spectrum(wave_T: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.float32]:
-    """Logarithm of the power of a wave in windows of 25 ms, each 10 ms after the one before."""
-    window, hop = max(16, rate // 40), max(1, rate // 100)
-    padded = np.pad(wave_T, (0, max(0, window - len(wave_T))))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, window)[::hop] * np.hanning(window)
-    return np.log10(np.abs(np.fft.rfft(windows)) ** 2 + 1e-8).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -172,6 +160,11 @@ class SoundReader(StoredReader[SoundFile]):
             similarity_U=np.ones(len(number)),
             name_U=tuple(number),
         )
+
+    def played(self, record: LabelledRecord) -> bytes:
+        """A recording as the file of a player, as it is heard and no longer. Raises DataError: it is gone."""
+        given: dict[str, Any] = {"several": self.audio.channels, "most": self.format.seconds, "on_long": "cut"}
+        return listening.played(listening.kept(self._file(record).wave(self.format.rate, **given), self.format.rate))
 
     def same_positions(self, other: RowReader) -> bool:
         """Whether `other` computes the same features of recordings of the same length."""

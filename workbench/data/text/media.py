@@ -29,23 +29,29 @@ KEY = "media"
 
 
 class Kind(NamedTuple):
-    """How rows hold one kind of media."""
+    """How rows, and requests of OpenAI's interface, hold one kind of media."""
 
     noun: str
     mark: str  # what LLaMA-Factory and LLaVA write into texts
     columns: tuple[str, ...]  # of a row, and keys of a message
     values: tuple[str, ...]  # keys of a part that hold it
+    sent: str  # the part of a request
 
 
 KINDS = {
     "image": Kind(
-        "picture", "<image>", ("images", "image"), ("image", "path", "url", "image_url", "bytes", "base64", "data")
+        "picture",
+        "<image>",
+        ("images", "image"),
+        ("image", "path", "url", "image_url", "bytes", "base64", "data"),
+        "{type: image_url, image_url: {url: 'data:image/png;base64,...'}}",
     ),
     "audio": Kind(
         "recording",
         "<audio>",
         ("audios", "audio"),
         ("audio", "path", "url", "audio_url", "input_audio", "bytes", "base64", "data"),
+        "{type: input_audio, input_audio: {data: BASE64, format: wav}}",
     ),
 }
 _NAMES = {"image": "image", "image_url": "image", "input_image": "image"} | dict.fromkeys(
@@ -281,7 +287,10 @@ class MediaProcessor(Protocol):
         DataError: one is not there, or is no picture."""
 
     def small(self, key: str) -> list[bytes]:
-        """The pictures of a row as small JPEG files, for reports."""
+        """The pictures of a row as small JPEG files, for reports; none of recordings."""
+
+    def sounds(self, key: str) -> list[bytes]:
+        """The recordings of a row as `listening.kept` writes them, for reports; none of pictures."""
 
     def knows(self, keys: Iterable[str], stamps: Iterable[str]) -> bool:
         """Whether all pictures of rows are still kept, and their files are what they were."""

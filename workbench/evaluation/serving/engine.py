@@ -9,7 +9,7 @@ Legend: T tokens of a pass, W tokens after which logits are computed, V vocabula
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -51,6 +51,13 @@ class PictureToken(int):
         token = cls(-1 - place - (int(key[:10], 16) << 16))
         token.embedding_D = embedding_D
         return token
+
+
+def _shown(ids: Sequence[int], places: Sequence[int], key: str, embedding_ND: Tensor) -> list[int]:
+    tokens = list(ids)
+    for number, place in enumerate(places):
+        tokens[place] = PictureToken.at(number, key, embedding_ND[number])
+    return tokens
 
 
 class AdapterRoutes(Protocol):
@@ -317,31 +324,55 @@ class Engine:
             handle.remove()
 
     def pictured(self, ids: Sequence[int], key: str, processor: PictureProcessor, member: str) -> list[int]:
-        """A prompt whose tokens of pictures have what the tower says of them.
+        """A prompt whose tokens of pictures or recordings have what the tower says of them.
 
         Args:
-            key: Names its pictures, as `processor` keeps them.
+            key: Names these, as `processor` keeps them.
             member: The adapter that they go through.
 
         Raises:
             BackboneError: The tower says of another number of tokens.
         """
         backbone: Any = self._backbone
+        places = [place for place, each in enumerate(ids) if each in set(processor.token_ids.tolist())]
+        if not hasattr(backbone, "get_image_features"):
+            with self._routes.stock(member):
+                return _shown(ids, places, key, self._heard(ids, processor.arrays([key]))[places])
         takes = inspect.signature(backbone.get_image_features).parameters
         arrays = {name: each.to(backbone.device) for name, each in processor.arrays([key]).items() if name in takes}
         with self._routes.stock(member):
             found = backbone.get_image_features(**arrays, return_dict=True).pooler_output
         embedding_ND = (found if isinstance(found, Tensor) else torch.cat(list(found))).flatten(0, -2)
-        places = [place for place, each in enumerate(ids) if each in set(processor.token_ids.tolist())]
         if len(places) != len(embedding_ND):
             raise BackboneError(
                 f"{type(backbone).__name__}: its tower says of {len(embedding_ND)} tokens, and the prompt has "
                 f"{len(places)} for its pictures. `workbench generate RUN PROMPT --picture FILE` answers."
             )
-        tokens = list(ids)
-        for number, place in enumerate(places):
-            tokens[place] = PictureToken.at(number, key, embedding_ND[number])
-        return tokens
+        return _shown(ids, places, key, embedding_ND)
+
+    def _heard(self, ids: Sequence[int], arrays: Mapping[str, Tensor]) -> Tensor:
+        """What the language model is given for each token of a prompt with recordings (L, D)."""
+
+        class Given(Exception):
+            """Carries it out of the model, whose other layers need not run."""
+
+            def __init__(self, embedded_1LD: Tensor) -> None:
+                self.embedded_1LD = embedded_1LD
+
+        def caught(_: nn.Module, __: object, named: dict[str, Any]) -> None:
+            raise Given(named["inputs_embeds"])
+
+        inside = self._backbone.get_submodule(anatomy.language_model(self._backbone))
+        handle = inside.register_forward_pre_hook(caught, with_kwargs=True)
+        ids_1L = torch.tensor([list(ids)], device=self._backbone.device)
+        given = {name: each.to(self._backbone.device) for name, each in arrays.items()}
+        try:
+            self._backbone(input_ids=ids_1L, attention_mask=torch.ones_like(ids_1L), **given)
+        except Given as found:
+            return found.embedded_1LD[0]
+        finally:
+            handle.remove()
+        raise AssertionError("the language model is called")
 
     def _alone(self, ids: list[int], member: str) -> Tensor:
         """Logits (T, V) after each of some tokens, each as a row of its own."""

@@ -6,9 +6,11 @@ Legend: U texts, D numbers of an embedding.
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +40,7 @@ from workbench.evaluation.transcription import Transcription
 from workbench.models.picture_processor import PictureProcessor
 
 AnswerT = TypeVar("AnswerT")
-MOST_PICTURES = 16  # in one request, whose bytes are limited besides
+MOST_MEDIA = 16  # pictures or recordings in one request, whose bytes are limited besides
 MOST_SECONDS = 3600.0  # of a recording, whose bytes are limited besides
 _pictures = threading.Lock()
 _ADDRESSES = ("http://", "https://")
@@ -89,7 +91,7 @@ class TextModel(ServedModel):
                 messages = messages_of(request.messages, "messages")
             except WorkbenchError as error:
                 raise Refusal(str(error), param="messages") from None
-            self._require_pictures(media.of_messages(messages))
+            messages = self._sent(messages)
             asked = [{key: value for key, value in each.items() if key != media.KEY} for each in messages]
         if (size := _characters(asked)) > self.context * self.longest_token:
             raise Refusal(
@@ -141,24 +143,35 @@ class TextModel(ServedModel):
         """Characters that a token stands for at most."""
         return max(map(len, self.tokenizer.get_vocab()))
 
-    def _require_pictures(self, shown: Sequence[Media]) -> None:
-        """Refuse pictures that are too many, or that stand on this machine or, unless data.fetch=true, elsewhere."""
-        if len(shown) > MOST_PICTURES:
+    def _sent(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with the pictures and recordings that they hold. Refuses those that are too many, or that stand
+        on this machine or, unless data.fetch=true, elsewhere."""
+        if len(shown := media.of_messages(messages)) > MOST_MEDIA:
             raise Refusal(
-                f"A request shows at most {MOST_PICTURES} pictures, and this one has {len(shown)}. Leave some out.",
+                f"A request has at most {MOST_MEDIA} pictures or recordings, and this one has {len(shown)}. Leave some "
+                "out.",
                 param="messages",
             )
-        if not isinstance(processor := self.template.processor, PictureProcessor):
-            return  # the template says why it reads none
-        fetches = processor.fetch
-        for each in shown:
-            if not isinstance(each.value, str) or not each.value.startswith(("data:", *_ADDRESSES[: 2 * fetches])):
-                addresses = " An address is read where the run was trained with data.fetch=true." * (not fetches)
-                raise Refusal(
-                    "A picture is sent as {type: image_url, image_url: {url: 'data:image/png;base64,...'}}; files of "
-                    f"the server are not read.{addresses}",
-                    param="messages",
-                )
+        processor = self.template.processor
+        fetches = isinstance(processor, PictureProcessor) and processor.fetch
+
+        def sent(each: Media) -> Media:
+            if isinstance(each.value, str) and each.value.startswith(("data:", *_ADDRESSES[: 2 * fetches])):
+                return each
+            with suppress(ValueError):  # base64 alone, as OpenAI's input_audio has it: never a path
+                return replace(each, value=base64.b64decode(each.value, validate=True))
+            kind = media.KINDS[each.kind]
+            addresses = " An address is read where the run was trained with data.fetch=true." * (not fetches)
+            raise Refusal(
+                f"A {kind.noun} is sent as {kind.sent}; files of the server are not read.{addresses}", param="messages"
+            )
+
+        if not isinstance(processor, PictureProcessor):
+            return list(messages)  # the template says why it reads none
+        return [
+            {**each, media.KEY: [sent(own) for own in each[media.KEY]]} if media.KEY in each else each
+            for each in messages
+        ]
 
     def _conversation(self, messages: Sequence[Message]) -> list[int]:
         """Ids that an answer starts from, those of pictures with what the tower says of them."""

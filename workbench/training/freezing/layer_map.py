@@ -153,9 +153,12 @@ def survey_parts(model: nn.Module, backbone: PreTrainedModel, layers: LayerMap) 
         backbone: The same without the adapter around it.
     """
     stacks = [list(layers.blocks)] if layers.blocks else anatomy.blocks(backbone)
+    # What tells the stacks of an encoder-decoder apart: `encoder` of `model.encoder.layers.0`.
+    places = zip(*(stack[0].split(".") for stack in stacks), strict=False)
+    names = next((each for each in places if len(set(each)) == len(stacks) > 1), ("",) * len(stacks))
     blocks = {
-        path: f"block {place}" if len(stacks) == 1 else f"{path.split('.')[0]} block {place}"
-        for stack in stacks
+        path: f"{name} block {place}".lstrip()
+        for name, stack in zip(names, stacks, strict=True)
         for place, path in enumerate(stack, start=1)
     }
     number = {path: place for place, path in enumerate(layers.blocks, start=1)}

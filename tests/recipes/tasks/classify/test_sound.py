@@ -81,6 +81,8 @@ def test_sound_is_learnt_scored_and_predicted(learnt: Path, rows: Path, tmp_path
     assert {"row", "trained"} <= set(drawn["kind"]) and drawn["jpeg"].str.len().gt(300).all()
     page = (learnt / "report.html").read_text()
     assert "data:image/jpeg" in page and "recordings" in page
+    heard = drawn["sound"].str.len() > 300
+    assert heard[drawn["kind"] == "row"].all() and page.count("<audio") >= 6
 
     fresh = record(tmp_path / "fresh", 10, seed=100)
     assert predict(learnt, str(fresh), out=tmp_path / "p.csv", max_new_tokens=1).rows == 10

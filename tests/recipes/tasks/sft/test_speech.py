@@ -420,6 +420,9 @@ def test_a_run_is_resumed_bit_by_bit_and_ships_a_stock_model(
     scores = read_scores(straight)
     assert {"loss", "wer", "cer", "wer_low"} <= scores["before"].keys() & scores["after"].keys()
     assert read_scores(stopped)["after"] == scores["after"]
+    played = pd.read_parquet(straight / "pictures.parquet")
+    assert (straight / "report.html").read_text().count("<audio") == len(played) == 4 == played["row"].nunique()
+    assert played["sound"].str.len().gt(300).all() and played["jpeg"].str.len().gt(300).all()
     for tokens in () if moonshine else (120, 350):
         parts = _run(rows, tmp_path / f"parts{tokens}", *own, f"batch.tokens_per_device={tokens}")
         np.testing.assert_allclose(read_losses(parts), read_losses(straight), rtol=1e-4)
@@ -436,7 +439,7 @@ def test_a_run_is_resumed_bit_by_bit_and_ships_a_stock_model(
     for wrong, message in (("hello", "'hello' is no file"), (str(rows.parent), "is a folder.*workbench predict")):
         with pytest.raises(WorkbenchError, match=message):
             workbench.generate(straight, wrong)
-    with pytest.raises(WorkbenchError, match=r"sees no pictures\. Leave --picture out"):
+    with pytest.raises(WorkbenchError, match=r"in place of a prompt\. Leave --picture out"):
         workbench.generate(straight, str(rows.parent / "3.wav"), pictures=["a.png"])
     with pytest.raises(WorkbenchError, match=r"asks with texts.*workbench generate .* transcribes one"):
         workbench.load_run(straight)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 from torch import nn
+from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from tests.conftest import T5_SIZES, tiny
+from tests.sound_backbones import WHISPER
 from workbench import adapters
-from workbench.adapters import Lora
+from workbench.adapters import Lora, anatomy
 from workbench.config import RunConfig
 from workbench.errors import BackboneError
 from workbench.training.freezing import freezer as freezing
-from workbench.training.freezing.layer_map import ORDER, kind, survey
+from workbench.training.freezing.layer_map import ORDER, kind, survey, survey_parts
 
 BEFORE = {
     "Llama": {"model.embed_tokens.weight"},
@@ -102,6 +104,21 @@ def test_every_value_that_trains_counts_once(family: str, adapter: dict[str, obj
     for block, each in zip(freezer.blocks, blocks, strict=True):
         assert sum(each.parts.values()) == _trainable(block)
         assert "other" not in each.parts and list(each.parts) == [name for name in ORDER if name in each.parts]
+
+
+@pytest.mark.parametrize("family", ["T5", "Whisper"])
+def test_the_stacks_of_an_encoder_decoder_have_names_of_their_own(family: str) -> None:
+    whisper = WhisperForConditionalGeneration(WhisperConfig(**WHISPER))
+    model = whisper if family == "Whisper" else tiny("T5", head="Seq2SeqLM", **T5_SIZES)
+    found = survey_parts(model, model, survey(model, needed=False))
+    assert len({each.name for each in found}) == len(found)
+    stacks = {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
+    for each in found:
+        if " block " in each.name:
+            name, _, number = each.name.split()
+            layers = next(module for module in stacks[name].children() if isinstance(module, nn.ModuleList))
+            assert sum(each.parts.values()) == sum(own.numel() for own in layers[int(number) - 1].parameters())
+    assert sum(" block " in each.name for each in found) == sum(map(len, anatomy.blocks(model)))
 
 
 def test_parts_that_the_method_leaves_frozen_are_there_as_zeros() -> None:
