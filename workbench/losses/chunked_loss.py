@@ -22,7 +22,7 @@ Part = TypeVar("Part")
 CHUNK_ELEMENTS = 2**24  # logits that exist at once on a CPU, and at least as many elsewhere; 64 MiB in float32
 MEMORY_SHARE = 1 / 256  # share of an accelerator's memory that the float32 logits of a chunk take
 PART = 4096  # rows of a head's gradient that are computed at a time where their sum has another precision
-_PLANNED: ContextVar[int | None] = ContextVar("planned", default=None)
+_PLANNED: ContextVar[tuple[int, bool] | None] = ContextVar("planned", default=None)
 Project = Callable[[Tensor], Tensor]  # hidden states (n, D) to logits (n, V)
 Follows = npt.NDArray[np.bool_] | None  # (N,)
 Criterion = Callable[..., Tensor]
@@ -116,7 +116,7 @@ def chunk_positions(vocabulary: int, device: torch.device) -> int:
 
 def _chunk_elements(device: torch.device) -> int:
     """Logits that exist at once; by the whole memory, as what is free changes and the last bits of a sum with it."""
-    memory = _PLANNED.get()
+    memory = planned_memory()
     if memory is None and (device.type != "cuda" or not torch.cuda.is_available()):
         return CHUNK_ELEMENTS
     memory = memory or torch.cuda.get_device_properties(device).total_memory
@@ -124,9 +124,13 @@ def _chunk_elements(device: torch.device) -> int:
 
 
 @contextmanager
-def planned_for(memory: int | None) -> Iterator[None]:
-    """Inside, chunks are those of an accelerator of so many bytes, which is elsewhere; None: of what is here."""
-    token = _PLANNED.set(memory)
+def planned_for(memory: int | None, *, bfloat16: bool = True) -> Iterator[None]:
+    """Inside, chunks are those of an accelerator of so many bytes, which is elsewhere; None: of what is here.
+
+    Args:
+        bfloat16: Whether it has units for products in bfloat16.
+    """
+    token = _PLANNED.set(None if memory is None else (memory, bfloat16))
     try:
         yield
     finally:
@@ -135,7 +139,14 @@ def planned_for(memory: int | None) -> Iterator[None]:
 
 def planned_memory() -> int | None:
     """Bytes of the accelerator that a plan is for, elsewhere; None: what is here computes."""
-    return _PLANNED.get()
+    found = _PLANNED.get()
+    return None if found is None else found[0]
+
+
+def planned_bfloat16() -> bool | None:
+    """Whether the accelerator that a plan is for has units for products in bfloat16; None: what is here computes."""
+    found = _PLANNED.get()
+    return None if found is None else found[1]
 
 
 def on_cpu(device: torch.device) -> bool:

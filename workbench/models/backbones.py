@@ -32,6 +32,7 @@ from workbench.config.model_heads import TEXT, ModelHead
 from workbench.config.sections.distill_config import TEACHER
 from workbench.data import starter
 from workbench.errors import BackboneError, WorkbenchError, out_of_memory
+from workbench.losses.chunked_loss import planned_bfloat16
 from workbench.models import arriving_weights, attention_backend, pictures, sounds, weight_formats
 from workbench.models.backbone_source import UNREACHABLE, require_whole, source_arguments, source_path
 from workbench.runs import provenance
@@ -479,16 +480,18 @@ def _precision(
         config = config.model_copy(update={"weights": arrival.weights(config, trainable=trainable)})
     if reason := method_checks.packed(config):
         raise BackboneError(reason)
-    native = has_bfloat16_units(target)
+    planned = planned_bfloat16()
+    native = has_bfloat16_units(target) if planned is None else planned
     notes = []
     weights: str = config.weights
     if weights == "auto":
         stored = str(getattr(hub, "dtype", None) or torch.float32).removeprefix("torch.")
-        half = native or (stored != "float32" and not trainable)
+        half = native or config.compute == "bfloat16" or (stored != "float32" and not trainable)
         weights = (stored if stored == "float16" and not native else "bfloat16") if half else "float32"
     compute = config.compute
     if compute == "auto":
-        compute = "float32" if weights == "float32" or not native else "bfloat16"
+        emulated = not native and not (trainable and weights == "bfloat16")  # which a person asked for
+        compute = "float32" if weights == "float32" or emulated else "bfloat16"
     if weights == "float32" and compute != "float32":
         raise BackboneError(
             f"model.compute={compute} with model.weights=float32: write model.weights={compute} as well; "

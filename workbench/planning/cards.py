@@ -33,24 +33,24 @@ class DeviceCard(NamedTuple):
     """Bytes a second that it sends to its neighbours."""
     packs: bool = True
     """Whether torch's flash attention computes rows of any lengths at once there: on NVIDIA's, from Ampere on."""
+    bfloat16: bool = True
+    """Whether it has units for products in bfloat16; else a run computes in float32."""
 
     def products(self, *, single: bool) -> float:
         """Operations a second of the products of a run, which computes in float32 or in halves."""
         return self.single if single else self.half
 
 
-def _card(
-    name: str, mebibytes: int, half: float, single: float, read: float, link: float, *, packs: bool = True
-) -> DeviceCard:
+def _card(name: str, mebibytes: int, half: float, single: float, read: float, link: float, **facts: bool) -> DeviceCard:
     """Of rates in TFLOP/s and GB/s; a link's as its maker states it, of both directions."""
     memory = mebibytes * 2**20 - CONTEXT
-    return DeviceCard(name, memory, half * 1e12, single * 1e12, read * 1e9, link / 2 * 1e9, packs)
+    return DeviceCard(name, memory, half * 1e12, single * 1e12, read * 1e9, link / 2 * 1e9, **facts)
 
 
 CARDS = {
     card.name: card
     for card in (
-        _card("t4", 15_360, 65, 8.1, 320, 32, packs=False),
+        _card("t4", 15_360, 65, 8.1, 320, 32, packs=False, bfloat16=False),
         _card("l4", 23_034, 121, 30.3, 300, 64),
         _card("a10", 23_028, 125, 31.2, 600, 64),
         _card("3090", 24_576, 71, 35.6, 936, 64),

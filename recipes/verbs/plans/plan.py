@@ -80,6 +80,11 @@ class PlanTarget:
         )
         return not single and (self.card is None or self.card.packs)
 
+    @property
+    def bfloat16(self) -> bool:
+        """Whether an accelerator that need not be here has units for products in bfloat16."""
+        return self.card is None or self.card.bfloat16
+
     @classmethod
     def of(
         cls,
@@ -162,7 +167,7 @@ def choice(config: RunConfig, target: PlanTarget) -> SolverChoice:
     def timing(plan: Plan) -> Timed:
         flops = plan.dry_run.flops_per_token
         if target.elsewhere:
-            single = "float32" in (config.model.weights, config.model.compute)
+            single = "float32" in (config.model.weights, config.model.compute) or not target.bfloat16
             return step_time.assumed(plan.work, flops, target.card, single=single)
         timed = step_time.timed(plan.work, flops)
         # Kernels, and what libraries keep of a step, are there by now.
@@ -253,7 +258,7 @@ def _of_device(
     with ExitStack() as inside:
         inside.enter_context(activation_offload.planned(accelerated))
         inside.enter_context(attention_backend.planned(elsewhere and packs))
-        inside.enter_context(planned_for(memory if elsewhere else None))
+        inside.enter_context(planned_for(memory if elsewhere else None, bfloat16=target.bfloat16))
         inside.enter_context(whole)
         folder = Path(inside.enter_context(tempfile.TemporaryDirectory()))
         parts = (way or _planned_task)(own, inside.enter_context(plan_parts.planned_run(own, folder)))

@@ -21,6 +21,7 @@ from workbench.config import ModelConfig
 from workbench.config.model_heads import MASKED, TEXT
 from workbench.data.starter import FOLDER
 from workbench.errors import BackboneError, ConfigError
+from workbench.losses.chunked_loss import planned_for
 from workbench.models import backbones
 from workbench.models.backbones import loading_errors
 from workbench.schema import parse
@@ -54,6 +55,9 @@ def _load(**section: Any) -> backbones.Backbone:
         (True, "bfloat16", {}, True, "bfloat16", "bfloat16", ""),
         (False, "float32", {"weights": "float16"}, False, "float16", "float32", STORED),
         (False, "float32", {"weights": "bfloat16", "compute": "bfloat16"}, False, "bfloat16", "bfloat16", EMULATED),
+        (False, "float32", {"compute": "bfloat16"}, False, "bfloat16", "bfloat16", EMULATED),
+        (False, "float32", {"compute": "bfloat16"}, True, "bfloat16", "bfloat16", EMULATED),
+        (False, "float32", {"weights": "bfloat16"}, True, "bfloat16", "bfloat16", EMULATED),
         (
             True,
             "float32",
@@ -86,11 +90,19 @@ def test_precision(
     assert [note in text for text in found[2]] == ([True] if note else [])
 
 
+@pytest.mark.parametrize(("card", "wanted"), [(True, "bfloat16"), (False, "float32")])
+def test_a_plan_for_a_card_computes_as_the_card_does(card: bool, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backbones, "has_bfloat16_units", lambda _: not card)
+    with planned_for(24 * 10**9, bfloat16=card):
+        found = backbones._precision(ModelConfig(), PretrainedConfig(dtype="float32"), CPU, trainable=False)
+    assert found == (wanted, getattr(torch, wanted), [])
+
+
 @pytest.mark.parametrize(
     ("section", "trainable", "cure"),
     [
         ({"weights": "float32", "compute": "bfloat16"}, False, "write model.weights=bfloat16 as well"),
-        ({"weights": "bfloat16"}, True, "write model.weights=float32"),
+        ({"weights": "bfloat16", "compute": "float32"}, True, "write model.weights=float32"),
     ],
 )
 def test_precisions_that_contradict_each_other_are_refused(

@@ -175,9 +175,9 @@ def test_a_family_with_linear_layers_of_its_own_is_refused(weights: str, tmp_pat
 
 def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
     hub = tiny("Llama").config
-    hub.quantization_config = {"quant_method": "gptq", "bits": 4}
+    hub.quantization_config = {"quant_method": "hqq", "nbits": 4}
     hub.save_pretrained(tmp_path)
-    with pytest.raises(BackboneError, match=r"quantised already, by gptq, .* Take the repository that it was"):
+    with pytest.raises(BackboneError, match=r"quantised already, by hqq, .* Take the repository that it was"):
         backbones.skeleton(ModelConfig(id=str(tmp_path)))
 
 
@@ -186,7 +186,7 @@ def test_gates_keep_their_precision_and_experts_do_in_8_bits(weights: str, tmp_p
     """Qwen's mixture has a router (a bare parameter), a gate of one output and fused experts."""
     sizes = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 48}
     tiny("Qwen2Moe", **GROUPED, **sizes).save_pretrained(tmp_path)
-    backbone = load(tmp_path, weights=weights)
+    backbone = load(tmp_path, weights=weights, compute="bfloat16")
     quantised, eight = (Linear4bit, Linear8bitLt, Fp8Linear), weights in ("int8", "fp8")
     names = {name for name, module in backbone.model.named_modules() if isinstance(module, quantised)}
     leaves = {name.rsplit(".", 1)[-1] for name in names}

@@ -52,25 +52,28 @@ def _outputs(path: Path) -> Any:
     return session.run(None, {"ids": IDS_BL})[0]
 
 
+def _steps(weights_XO: Any, values: int) -> Any:
+    """Distance of the values that a weight can take; zero is one of them."""
+    return (np.maximum(weights_XO.max(0), 0) - np.minimum(weights_XO.min(0), 0)) / (values - 1)
+
+
 def _rounded_table() -> Any:
-    scale = np.abs(TABLE_WD).max() / 127
-    return np.rint(TABLE_WD / scale) * scale
+    step = _steps(TABLE_WD.reshape(-1), 256)
+    return np.rint(TABLE_WD / step) * step
 
 
-def _half_steps(weights: str) -> Any:
-    """Half of the distance of the values that a weight can take."""
+def _largest_errors(weights: str) -> Any:
+    """A step for each weight: half of one by rounding, and as much at the ends, as zero is one of the values."""
     if weights == "int8":
-        return np.broadcast_to(np.abs(WEIGHT_DO).max(0) / 127 / 2, WEIGHT_DO.shape)
-    blocks = WEIGHT_DO.reshape(-1, BLOCK, OUT)
-    step = (np.maximum(blocks.max(1), 0) - np.minimum(blocks.min(1), 0)) / 15
-    return step.repeat(BLOCK, 0)  # a whole step, as zero is one of the values
+        return np.broadcast_to(_steps(WEIGHT_DO, 256), WEIGHT_DO.shape)
+    return np.stack([_steps(block, 16) for block in WEIGHT_DO.reshape(-1, BLOCK, OUT)]).repeat(BLOCK, 0)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_outputs_are_as_near_as_the_bits_allow(plain: Path, weights: str, tmp_path: Path) -> None:
     quantise(plain, tmp_path / "q.onnx", weights)
     wanted, found, x_BLD = _outputs(plain), _outputs(tmp_path / "q.onnx"), _rounded_table()[IDS_BL]
-    bound = np.abs(x_BLD) @ _half_steps(weights)
+    bound = np.abs(x_BLD) @ _largest_errors(weights)
     bound += np.abs(x_BLD - TABLE_WD[IDS_BL]) @ np.abs(WEIGHT_DO)
     if weights == "int8":  # inputs of the product, by their range
         bound += (x_BLD.max() - x_BLD.min()) / 255 * np.abs(WEIGHT_DO).sum(0)
@@ -82,7 +85,7 @@ def test_outputs_are_as_near_as_the_bits_allow(plain: Path, weights: str, tmp_pa
 
 def test_int8_is_the_call_of_onnxruntime(plain: Path, tmp_path: Path) -> None:
     quantise(plain, tmp_path / "q.onnx", "int8")
-    quantize_dynamic(plain, tmp_path / "theirs.onnx", per_channel=True, weight_type=QuantType.QInt8)
+    quantize_dynamic(plain, tmp_path / "theirs.onnx", per_channel=True, weight_type=QuantType.QUInt8)
     np.testing.assert_array_equal(_outputs(tmp_path / "q.onnx"), _outputs(tmp_path / "theirs.onnx"))
 
 
