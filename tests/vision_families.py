@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from transformers import (
@@ -35,7 +36,7 @@ MIXED = TEMPLATE.replace("{%- for part", f"{TEXTS}{{%- for part").replace(
     "endfor %}\n    {{- eos", "endfor %}{%- endif %}\n    {{- eos"
 )
 """Knows texts too, as most templates do."""
-QWEN3: dict[str, Any] = {
+QWEN: dict[str, Any] = {
     "more": {},
     "mark": "<|vision_start|><|image_pad|><|vision_end|>",
     "tokens": {
@@ -44,13 +45,17 @@ QWEN3: dict[str, Any] = {
         "vision_start_token": "<|vision_start|>",
         "vision_end_token": "<|vision_end|>",
     },
+    "processor": {},
+}
+"""What all Qwen families share: the tokens."""
+QWEN3: dict[str, Any] = {
+    **QWEN,
     "image": (
         "Qwen2VLImageProcessorPil",
         {"size": {"shortest_edge": 1024, "longest_edge": 1024 * 16}, "patch_size": 16},
     ),
-    "processor": {},
 }
-"""What Qwen3-VL and Qwen3.5 share: the processor and its tokens."""
+"""What Qwen3-VL and Qwen3.5 share: the processor of pictures, too."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "llava": {
         "text": {"model_type": "llama"},
@@ -87,21 +92,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "class": "PixtralProcessor",
     },
     "qwen2_5_vl": {
+        **QWEN,
         "text": {"rope_parameters": ROPE},
         "vision": QWEN_VISION,
-        "more": {},
-        "mark": "<|vision_start|><|image_pad|><|vision_end|>",
-        "tokens": {
-            "image_token": "<|image_pad|>",
-            "video_token": "<|video_pad|>",
-            "vision_start_token": "<|vision_start|>",
-            "vision_end_token": "<|vision_end|>",
-        },
         "image": (
             "Qwen2VLImageProcessorPil",
             {"size": {"shortest_edge": 784, "longest_edge": 784 * 16}, "patch_size": 14},
         ),
-        "processor": {},
     },
     "qwen3_vl": {
         **QWEN3,
@@ -176,6 +173,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Settings of the language model, the tower and the whole; what a template writes for a picture; the tokenizer's own
 tokens; the image processor, and the processor of the whole."""
+NEEDED = {"mistral3": "torchvision", "smolvlm": "num2words"}
+"""Packages without which the processor of a family does not load, and its tests are skipped."""
 _OF_PICTURES = ("image_token_id", "image_token_index")
 _IDS = {"image_token": _OF_PICTURES, "context_image_token": _OF_PICTURES, "video_token": ("video_token_id",)}
 _IDS |= {"vision_start_token": ("vision_start_token_id",), "vision_end_token": ("vision_end_token_id",)}
@@ -185,6 +184,8 @@ _IDS |= {"boi_token": ("boi_token_index",), "eoi_token": ("eoi_token_index",)}
 def build(name: str, *, mixed: bool = False) -> tuple[PreTrainedModel, ProcessorMixin]:
     """A backbone in float32 and its processor. `mixed`: the template knows texts beside parts."""
     facts = FAMILIES[name]
+    if name in NEEDED:
+        pytest.importorskip(NEEDED[name])
     tokenizer = AutoTokenizer.from_pretrained(FOLDER, extra_special_tokens=facts["tokens"])
     tokenizer.chat_template = (MIXED if mixed else TEMPLATE).replace("MARK", repr(facts["mark"]))
     ids = {

@@ -20,11 +20,14 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import workbench
 from tests.stopping import stop_after
-from tests.vision_families import save
+from tests.vision_families import FAMILIES, save
 from tests.workbench.evaluation.serving.conftest import SETTINGS
+from workbench.config import ModelConfig
+from workbench.config.sections.image_config import ImageConfig
 from workbench.errors import ConfigError, Stopped
 from workbench.evaluation.serving.app import Server
 from workbench.models import backbones, exported
+from workbench.models.picture_processor import PictureProcessor
 from workbench.recipes.verbs import serving
 from workbench.runs import metrics_log, run_directory
 from workbench.runs.trust import Trust
@@ -93,28 +96,45 @@ def test_any_micro_batch_gives_the_same_curve(run: Path, words: list[str], tmp_p
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
 
 
-def test_a_resumed_run_has_the_same_adapter(run: Path, words: list[str], tmp_path: Path) -> None:
-    first = [*words, "save.every=2"]
+def _of_family(family: str, run: Path, words: list[str], folder: Path) -> tuple[Path, list[str]]:
+    """A run of a family over the rows of these tests, and its settings; `run` is LLaVA's."""
+    if family == "llava":
+        return run, words
+    own = [*words, f"model.id={save(family, folder / family, mixed=True)}"]
+    return workbench.run("sft/quickstart", own, out=folder / "whole", quiet=True), own
+
+
+@pytest.mark.nightly(but=["llava"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_resumed_run_has_the_same_adapter(family: str, run: Path, words: list[str], tmp_path: Path) -> None:
+    whole, own = _of_family(family, run, words, tmp_path)
     half = tmp_path / "half"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
         stop_after(patch, 2)
-        workbench.run("sft/quickstart", first, out=half, quiet=True)
-    workbench.run("sft/quickstart", first, out=half, quiet=True, resume=True)
-    adapters = [load_file(each / "adapter" / "adapter_model.safetensors") for each in (run, half)]
+        workbench.run("sft/quickstart", [*own, "save.every=2"], out=half, quiet=True)
+    workbench.run("sft/quickstart", [*own, "save.every=2"], out=half, quiet=True, resume=True)
+    adapters = [load_file(each / "adapter" / "adapter_model.safetensors") for each in (whole, half)]
     assert adapters[0].keys() == adapters[1].keys()
     assert all(np.array_equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
 
 
-def test_a_merged_model_says_the_same_in_stock_transformers(run: Path, rows: Path, tmp_path: Path) -> None:
-    workbench.merge(run, out=tmp_path / "merged", weights="float32")
-    stock = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
-    processor = AutoProcessor.from_pretrained(tmp_path / "merged")
-    part = {"type": "image", "image": Image.open(rows.parent / "pictures" / "0.png")}
-    asked = [{"role": "user", "content": [part, {"type": "text", "text": "Which colour has 0?"}]}]
-    inputs = processor.apply_chat_template(asked, tokenize=True, return_dict=True, return_tensors="pt")
-    config = run_directory.shipped_config(run, Trust(False, ""))
+@pytest.mark.nightly(but=["llava"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_merged_model_says_the_same_in_stock_transformers(
+    family: str, run: Path, words: list[str], rows: Path, tmp_path: Path
+) -> None:
+    whole, _ = _of_family(family, run, words, tmp_path)
+    merged = tmp_path / "merged"
+    workbench.merge(whole, out=merged, weights="float32")
+    stock = AutoModelForImageTextToText.from_pretrained(merged, dtype=torch.float32).eval()
+    processor = PictureProcessor(ModelConfig(id=str(merged)), type(stock.config), ImageConfig()).processor
+    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which colour has 0?"}]}]
+    text = processor.apply_chat_template(asked, add_generation_prompt=True)
+    picture = Image.open(rows.parent / "pictures" / "0.png")
+    inputs = processor(text=[text], images=[[picture]], return_tensors="pt")
+    config = run_directory.shipped_config(whole, Trust(False, ""))
     with torch.no_grad():
-        own, other = exported.load(run, config).model(**inputs).logits, stock(**inputs).logits
+        own, other = exported.load(whole, config).model(**inputs).logits, stock(**inputs).logits
         bare = backbones.load(config.model, backbones.tokenizer(config.model)).model(**inputs).logits
     assert (own - other).abs().max() < 1e-4 < (own - bare).abs().max()
 

@@ -22,7 +22,6 @@ from workbench.data.packing import PACKED
 from workbench.data.text import generated_answers, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.errors import ConfigError
 from workbench.evaluation.generation import AnswerSampler
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone
@@ -80,8 +79,6 @@ def _conversations(pictures: Sequence[Image.Image]) -> list[list[dict[str, Any]]
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=_line(name)) for name in FAMILIES])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     name: str = request.param
-    for needed in {"mistral3": ["torchvision"], "smolvlm": ["num2words"]}.get(name, ()):
-        pytest.importorskip(needed)
     section = ModelConfig(id=save(name, tmp_path_factory.mktemp(name)), weights="float32")
     conversations = _conversations(_pictures())
     return _family(section, conversations)
@@ -182,7 +179,7 @@ def test_outputs_of_a_frozen_tower_that_were_kept_are_its_own(family: Family) ->
         assert [_summed(own, [number]).item() for number in range(3)] == pytest.approx(alone, rel=1e-5)
     assert features.computed == len(family.rows), "each row went through the tower once"
     held = sum(each.nbytes for outputs in features._kept.values() for each in tensors(outputs))
-    assert held <= kept_bytes(own.model, [own.rows]) <= 1.25 * held, "plans count marks around pictures, too"
+    assert held <= kept_bytes(own.model, [own.rows]) <= 1.01 * held
     own.processor.name_rows(False)
     assert _summed(own, [0]).item() == pytest.approx(alone[0], rel=1e-6)
 
@@ -199,10 +196,6 @@ def test_a_step_without_values_takes_what_a_real_one_takes(family: Family) -> No
     section, tokenizer = family.processor.model, backbones.tokenizer(family.processor.model)
     real = step(backbones.load(section, tokenizer))
     with fake_tensors():
-        if family.stock.config.model_type == "gemma4":
-            with pytest.raises(ConfigError, match="Run it without a plan"):
-                step(BlueprintLoader()(section, tokenizer))
-            return
         planned = step(BlueprintLoader()(section, tokenizer))
     assert planned[0] == pytest.approx(real[0], rel=0.05)
     assert planned[1] == pytest.approx(real[1], rel=0.01)

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
@@ -56,7 +55,7 @@ def kept_bytes(model: PreTrainedModel, sets: Sequence[object]) -> int:
     for rows in pictured:
         for number in evenly_spaced(len(rows), ROWS):
             row = rows[int(number)]
-            tokens[row.pictures] = int(np.isin(row.input_ids, pictured[0].processor.token_ids).sum())
+            tokens[row.pictures] = int((row.input_ids == model.config.image_token_id).sum())
     tokens.pop("", None)
     distinct = {key for rows in pictured for key in rows.pictures} - {""}
     layers = 1 + len(getattr(getattr(model.config, "vision_config", None), "deepstack_visual_indexes", None) or ())

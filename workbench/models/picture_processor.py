@@ -136,19 +136,23 @@ class PictureProcessor:
                 f"model.id={self.model.id}: its processor, {type(loaded).__name__}, reads no pictures beside text. "
                 "Fetch preprocessor_config.json too, or leave the rows with pictures out."
             )
+        hub = self.architecture.from_pretrained(source_path(self.model), **source_arguments(self.model))
+        if hub.image_token_id not in loaded.image_token_ids:  # Llama 4's
+            raise BackboneError(
+                f"model.id={self.model.id}: its processor, {type(loaded).__name__}, does not name the tokens that "
+                "stand for a picture, so that it is trained on text alone. Leave the rows with pictures out."
+            )
         return loaded
 
     def _stock(self) -> Any:
-        from transformers.utils.import_utils import is_torchvision_available
-
         try:
             return _class_of(self.architecture).from_pretrained(source_path(self.model), **source_arguments(self.model))
         except Exception as error:
             why = " ".join(str(error).split())[:300].rstrip(".")
-            if "torchvision" in why.lower() and not is_torchvision_available():
+            if "torchvision" in why.lower():  # PyPI's is built for CUDA, and does not load beside a torch for CPUs
                 raise BackboneError(
                     f"model.id={self.model.id}: its processor, by which it reads {self.media.many}, needs torchvision, "
-                    "which is not here. Install the torchvision of this build of torch."
+                    "which cannot be imported here. Install the torchvision of this build of torch."
                 ) from None
             raise BackboneError(
                 f"model.id={self.model.id}: its processor, by which it reads {self.media.many}, cannot be loaded "
@@ -445,16 +449,13 @@ def _class_of(architecture: type[PretrainedConfig]) -> Any:
     """Transformers' class that loads the processor of an architecture."""
     from transformers import AutoProcessor
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
-    from transformers.utils.import_utils import is_torchvision_available
 
-    if is_torchvision_available() or architecture not in PROCESSOR_MAPPING:
-        return AutoProcessor
-    return without_videos(PROCESSOR_MAPPING[architecture])
+    return without_videos(PROCESSOR_MAPPING[architecture]) if architecture in PROCESSOR_MAPPING else AutoProcessor
 
 
 def without_videos(stock: Any) -> Any:
-    """A stock processor class without its part for videos, which needs torchvision where pictures do not; itself where
-    it has none."""
+    """A stock processor class without its part for videos, which needs torchvision and files where pictures do not;
+    itself where it has none."""
     parts = list(stock.get_attributes())
     if "video_processor" not in parts:
         return stock

@@ -119,7 +119,9 @@ class _RealApart(DispatchMode):
             instead = INSTEAD.get(str(func))
             return instead(*args, **kwargs) if instead else self.computed(func, args, kwargs)
         # Positions are real as the batch is: transformers looks at them to choose between ways to compute masks.
-        if tensors or func.overloadpacket is torch.ops.aten.arange:
+        # So are integers that begin at zero: places of real positions are written into them (Gemma 4's tower).
+        counts = func.overloadpacket is _ZEROS and kwargs.get("dtype") == torch.int64
+        if tensors or counts or func.overloadpacket is torch.ops.aten.arange:
             with unset_fake_temporarily():
                 return self.computed(func, args, kwargs)
         return self.computed(func, args, kwargs)
@@ -146,6 +148,7 @@ INSTEAD: dict[str, Callable[..., Any]] = {
     "aten.set_.source_Storage": lambda tensor, storage: tensor.resize_(storage.nbytes() // tensor.element_size()),
 }  # replacements for operations that fake tensors do not support, or that would seem to take memory, by their names
 _FILL, _INDEX = torch.ops.aten.masked_scatter.default, torch.ops.aten.index.Tensor
+_ZEROS = torch.ops.aten.zeros
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _READ = (_SCALAR, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)  # operations that read values
 _ONE: dict[torch.dtype, bool | int] = {torch.bool: True, torch.int64: 1, torch.int32: 1, torch.uint8: 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,18 @@ def test_a_processor_that_needs_torchvision_says_so(name: str, tmp_path: Path) -
     own = {"processor_class": {"Mistral3": "PixtralProcessor"}.get(name, f"{name}Processor")}
     own["image_processor_type"] = own["processor_class"].replace("Processor", "ImageProcessor")
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(own))
-    with pytest.raises(BackboneError, match=r"needs torchvision, which is not here. Install the torchvision"):
+    with pytest.raises(
+        BackboneError, match=r"needs torchvision, which cannot be imported here. Install the torchvision"
+    ):
         PictureProcessor(ModelConfig(id=str(tmp_path)), config, ImageConfig()).kept([], "row 1")
+
+
+def test_a_processor_whose_marks_are_not_the_models_is_refused(section: ModelConfig, tmp_path: Path) -> None:
+    shutil.copytree(section.id, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "image_token_index": 7}))
+    with pytest.raises(BackboneError, match=r"LlavaProcessor, does not name the tokens that stand for a picture"):
+        _read(ModelConfig(id=str(tmp_path)), tmp_path, [_row()])
 
 
 def test_a_row_is_read_again_once_its_picture_changed_and_not_before(section: ModelConfig, tmp_path: Path) -> None:
