@@ -74,6 +74,7 @@ def test_a_processor_that_needs_torchvision_says_so(name: str, tmp_path: Path) -
 
 
 def test_a_processor_whose_marks_are_not_the_models_is_refused(section: ModelConfig, tmp_path: Path) -> None:
+    _picture(0).save(tmp_path / "a.png")
     shutil.copytree(section.id, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "image_token_index": 7}))
