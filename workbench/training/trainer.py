@@ -23,6 +23,7 @@ from workbench.data.prefetch import Prefetcher
 from workbench.errors import ConfigError, Stopped, TrainingError, WorkbenchError
 from workbench.models import attention_backend, backbones, fused_lora
 from workbench.models.exporting import rounded_weights
+from workbench.runs import metrics_log
 from workbench.runs.resume_command import resume_command
 from workbench.runs.run_directory import Run, whole
 from workbench.training import capacity, determinism, kernels, packing, row_losses, thread_choice
@@ -281,7 +282,9 @@ class Trainer:
     def final_values(self) -> Iterator[None]:
         """After `work`: inside the block the model holds the float32 values to save, of the best or the last step."""
         self.step_noise.stacking.require_grown()
-        self.run.note(elapsed_s=self.member.progress.elapsed_s, peak_bytes=peak_bytes(self.device))
+        # A resumed run is another process: what the one before it took stands in its lines.
+        recorded = [line.get("peak_bytes") or 0 for line in metrics_log.read(self.run.path)]
+        self.run.note(elapsed_s=self.member.progress.elapsed_s, peak_bytes=max([peak_bytes(self.device), *recorded]))
         with self.member.final_values(self.callback.say), self.masters.exposed():
             yield
 
