@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import io
 import itertools
 import json
 import multiprocessing
 import os
 import re
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +27,7 @@ from workbench.config import reference
 from workbench.config.yaml_text import override, read_yaml
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.recipes.load import load
-from workbench.runs import trust
+from workbench.runs import files, trust
 from workbench.schema import ROOT
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -86,6 +89,27 @@ def code(name: str, answers: Answers) -> dict[str, str]:
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in named.items()}
 
 
+def keep(folder: Path, name: Any, text: Any) -> dict[str, str]:
+    """Write a file that was dropped on the page, in base64, into a folder of the user's.
+
+    Returns:
+        Its `path`.
+
+    Raises:
+        ConfigError: The name is none of a file, or the text is no base64.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r}: a file's name has letters, digits, dots, - and _, and no more than 100.")
+    try:
+        written = base64.b64decode(str(text), validate=True)
+    except ValueError:
+        raise ConfigError(f"{name}: expected its bytes in base64.") from None
+    folder /= hashlib.sha256(written).hexdigest()[:12]  # two files may have one name
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_bytes(folder / name, written)
+    return {"path": str(folder / name)}
+
+
 def require_name(name: str, taken: Sequence[str]) -> None:
     """Raise ConfigError where a name is invalid or taken."""
     if not _NAME.fullmatch(name):
@@ -132,6 +156,19 @@ def inspect(recipe: str, words: Sequence[str]) -> list[Part]:
         else:
             check_output.inspection(found)
     return [*parts, {"text": printed.getvalue()}]
+
+
+def hold(recipe: str, words: Sequence[str]) -> list[Part]:
+    """Show what `workbench check` and `workbench data` do, without what the backbone says of the rows."""
+    from workbench.cli import render
+    from workbench.recipes.load import load
+    from workbench.recipes.verbs import data_report
+
+    parts = inspect(recipe, words)
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()) as printed:
+        report = data_report.data_report(load(recipe, words), out=Path(folder), name=recipe, perplexity="off")
+        render.data(report)
+    return [*parts, {"text": printed.getvalue().partition("\nPage: ")[0].strip()}]
 
 
 def plan(recipe: str, words: Sequence[str]) -> list[Part]:

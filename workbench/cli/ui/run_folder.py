@@ -5,14 +5,17 @@ Legend: N rows.
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import json
 import math
 import os
+import shlex
 import threading
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
@@ -22,14 +25,23 @@ import numpy.typing as npt
 
 from workbench import bounds
 from workbench.config.yaml_text import read_yaml
-from workbench.errors import FileError, WorkbenchError
-from workbench.runs import evaluation_request, files, run_log, score_files, trust
+from workbench.errors import ConfigError, FileError, WorkbenchError
+from workbench.runs import evaluation_request, files, resume_command, run_log, score_files, trust
 
 RECENT = 20
 """The time left is estimated from the mean of so many last steps."""
 
-_SUMMARISED = ("manifest.json", "scores.json", "before.json", "config.yaml", "metrics.jsonl", "report.html", "adapter")
+NOTES = "notes.json"
+"""File with the tags and the note that people gave a run; the page alone reads it."""
+_MOST_TAGS, _TAG, _NOTE = 10, 40, 2000
+"""Tags of a run, and characters of a tag and of a note."""
+_SUMMARISED = (
+    *("manifest.json", "scores.json", "before.json", "config.yaml", "metrics.jsonl", "report.html", "adapter"),
+    NOTES,
+)
 """Files that a summary is made of."""
+_FALLING = ("loss", "wer", "cer", "rmse", "mae")
+"""Scores of which less is better."""
 
 Facts = dict[str, Any]
 
@@ -130,9 +142,12 @@ class RunFolder:
             "method": _part(values, "adapter").get("method"),
             "before": _number(_part(scores, "before").get("loss")),
             "after": _number(_part(scores, "after").get("loss")),
+            "score": main_score(values, scores),
+            **notes(path),
             "report": (path / "report.html").is_file(),
             "log": (path / run_log.NAME).is_file(),
             "adapter": (path / "adapter").is_dir(),
+            "writes": bool(_task_fact(values, "writes_text")),
             "refuses_request": evaluation_request.refusal(values),
             "resumable": status in ("stopped", "interrupted", "failed") and any(path.rglob("checkpoints/step-*")),
             **progress,
@@ -153,11 +168,78 @@ class RunFolder:
             "code": trust.code(self.config(name)),
             "tables": sorted(each.stem for each in path.glob("*.parquet")),
             "no_samples": _no_samples(self.config(name)),
+            "members": self.members(name),
+            "plays": bool(_part(_part(self.config(name), "reinforce"), "tools")),
+            "commands": self.commands(name),
         }
 
+    def members(self, name: str) -> Facts:
+        """What a sweep, a search, a fleet or folds say of each adapter: `head` and `rows`, each row with its `curve`
+        (None where it has none), whether it is `shipped`, and its `cells`; empty for other runs."""
+        from workbench.config.task_facts import over_of
+
+        path, values = self.path / name, self.config(name)
+        over = over_of(values)
+        table = files.read_json(path / (over.table or "stages.json")) if over is not None else {}
+        rows = table.get("members") or table.get("folds")
+        rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        curves = {curve.rpartition("/")[2]: curve for curve in self.curves(name)}
+        cells = [_member(values, row) for row in rows]
+        head = list(dict.fromkeys(column for each in cells for column in each))
+        return {
+            "head": head,
+            "rows": [
+                {
+                    "curve": curves.get(str(row.get("member"))),
+                    "shipped": row.get("member") == table.get("best"),
+                    "cells": [_cell(each.get(column)) for column in head],
+                }
+                for row, each in zip(rows, cells, strict=True)
+            ],
+        }
+
+    def commands(self, name: str) -> list[str]:
+        """Commands of a terminal for everything that can be done with a run as it is."""
+        facts, path = self.summary(name), self.path / name
+        run, verbs = str(path), list[list[str]]()
+        if facts.get("adapter"):
+            verbs = [["evaluate", run], ["merge", run, "--out", f"{name}-merged"]]
+            verbs += [["generate", run, "What have you learnt?"]] if facts["writes"] else []
+            verbs += [["predict", run, "INPUT", "--out", f"{name}.parquet"]] if self._fact(name, "predicts") else []
+            verbs += [["serve", run]] if self._fact(name, "serves") else []
+        resume = [resume_command.finish(path)] if facts.get("resumable") else []
+        return [*resume, *(shlex.join(["workbench", *words]) for words in verbs)]
+
+    def _fact(self, name: str, fact: str) -> Any:
+        return _task_fact(self.config(name), fact)
+
+    def annotate(self, name: str, tags: Any, note: Any) -> None:
+        """Keep tags and a note for a run, in a file beside it; raises ConfigError where they are malformed."""
+        plain = isinstance(tags, list) and all(isinstance(tag, str) and 0 < len(tag.strip()) <= _TAG for tag in tags)
+        if not plain or len(tags) > _MOST_TAGS or not isinstance(note, str) or len(note) > _NOTE:
+            raise ConfigError(
+                f"tags: expected at most {_MOST_TAGS} of at most {_TAG} characters; note: at most {_NOTE:,} characters."
+            )
+        files.write_json(self.path / name / NOTES, {"tags": list(dict.fromkeys(map(str.strip, tags))), "note": note})
+
     def samples(self, name: str) -> list[Facts]:
-        """The sample answers of a run."""
-        return sample_answers(self.path / name)
+        """The sample answers of a run, each with the `picture` of its row where there is one."""
+        prompts = sample_answers(self.path / name)
+        pictures = self.pictures(name, {prompt["row"] for prompt in prompts})
+        return [{**prompt, "picture": pictures.get(prompt["row"])} for prompt in prompts]
+
+    def pictures(self, name: str, rows: Collection[str]) -> dict[str, str]:
+        """Small pictures of some rows, spectrograms of recordings among them, as addresses that hold them."""
+        import pyarrow.parquet as pq
+
+        path = self.path / name / "pictures.parquet"
+        if not rows or not path.is_file():
+            return {}
+        with suppress(OSError, ValueError, TypeError):  # rows are worth more than a damaged file of pictures
+            known = pq.read_table(path, columns=["row", "kind", "jpeg"]).to_pylist()
+            shown = {each["row"]: each["jpeg"] for each in known if each["kind"] == "row" and each["row"] in rows}
+            return {row: f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}" for row, jpeg in shown.items()}
+        return {}
 
     def layers(self, name: str) -> Facts:
         """Which layers of a run trained in which steps."""
@@ -186,7 +268,75 @@ class RunFolder:
         whole = pq.read_table(path)
         rows = whole.slice(first, count).to_pydict()
         cells = [[_cell(value) for value in column] for column in rows.values()]
-        return {"columns": list(rows), "rows": list(zip(*cells, strict=True)), "first": first, "of": whole.num_rows}
+        pictures = self.pictures(name, {row for row in rows.get("row", ()) if isinstance(row, str)})
+        page = {"columns": list(rows), "rows": list(zip(*cells, strict=True)), "first": first, "of": whole.num_rows}
+        return {**page, "pictures": pictures}
+
+
+def notes(path: Path) -> Facts:
+    """The tags and the note of a run; none where the file is damaged or is no plain one."""
+    try:
+        found = files.read_json(path / NOTES)
+    except (WorkbenchError, OSError):
+        found = {}
+    tags, note = found.get("tags"), found.get("note")
+    return {
+        "tags": [str(tag)[:_TAG] for tag in tags[:_MOST_TAGS]] if isinstance(tags, list) else [],
+        "note": note[:_NOTE] if isinstance(note, str) else "",
+    }
+
+
+def main_score(values: Mapping[str, Any], scores: Mapping[str, Any]) -> Facts | None:
+    """The score that a run is judged by, before and after, with its 95 % interval, and whether that is better.
+
+    It is the metric that `evaluate.metric` names, or the score of the task, or, where that is the loss, the first
+    score with an interval. None where there is none.
+
+    Returns:
+        `name`, `before`, `after`, `low`, `high` (None where unknown) and `better`: True, False, or None where `before`
+        lies in the interval or one of the two was not measured.
+    """
+    from workbench.config.sections.metrics import choice
+
+    evaluate, before, after = _part(values, "evaluate"), _part(scores, "before"), _part(scores, "after")
+    own = [name.removesuffix("_low") for name in {**after, **before} if name.endswith("_low")]
+    own, falling = [str(_task_fact(values, "score")), *own], set(_FALLING)
+    with suppress(ValueError):  # a file of somebody else's may name anything
+        if isinstance(metric := evaluate.get("metric"), str):
+            judge = choice(metric, evaluate.get("better"))
+            own, falling = [judge.name, *own], falling - {judge.name} if judge.higher else falling | {judge.name}
+    name = next((each for each in own if each != "loss" and each in {**before, **after}), None)
+    if name is None:
+        return None
+    was, now, low, high = (
+        *(_number(each.get(name)) for each in (before, after)),
+        *(_number((after if name in after else before).get(f"{name}_{end}")) for end in ("low", "high")),
+    )
+    chance = low is not None and high is not None and was is not None and low <= was <= high
+    better = None if was is None or now is None or was == now or chance else (now < was) == (name in falling)
+    return {"name": name, "before": was, "after": now, "low": low, "high": high, "better": better}
+
+
+def _task_fact(values: Mapping[str, Any], fact: str) -> Any:
+    """A fact about the task of a run; None where nobody knows the task."""
+    from workbench.config.task_facts import task_of
+
+    return getattr(task_of(values), fact, None)
+
+
+def _member(values: Mapping[str, Any], row: Mapping[str, Any]) -> Facts:
+    """Columns of a member or fold, in words."""
+    name = str(row.get("member", ""))
+    scores = _part(row, "scores")
+    score = main_score(values, {"after": _part(scores, "after") or scores}) or {}
+    loss = row.get("held_out_loss", _part(row, "scores").get("loss"))
+    cells = {"adapter": name, **{key.rpartition(".")[2]: value for key, value in _part(row, "settings").items()}}
+    cells |= {key: row[key] for key in ("repeat", "fold", "seed", "rows", "steps", "status") if key in row}
+    cells |= {"held-out loss": loss}
+    if score.get("after") is not None:
+        bounds_ = "" if None in (score["low"], score["high"]) else f" ({score['low']:.3f} to {score['high']:.3f})"
+        cells |= {score["name"]: f"{score['after']:.4g}{bounds_}"}
+    return cells
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from workbench import bounds
 from workbench.cli.ui import form
-from workbench.cli.ui.job_queue import JobQueue
+from workbench.cli.ui.job_queue import JobQueue, state_folder
 from workbench.cli.ui.run_chat import Chat
 from workbench.cli.ui.run_folder import RunFolder
 from workbench.config.yaml_text import is_unicode, read_yaml
@@ -104,6 +104,9 @@ class Page:
             "/api/form/start": self._start,
             "/api/runs/{name}/resume": self._resume,
             "/api/runs/{name}/evaluate": self._evaluate,
+            "/api/runs/{name}/notes": self._notes,
+            "/api/form/data": self._data,
+            "/api/form/file": self._file,
             "/api/jobs/{number:int}/stop": self._stop,
             "/api/chat/open": self._chat_open,
             "/api/chat/close": self._chat_close,
@@ -253,6 +256,16 @@ class Page:
         name, answers, _ = await _permitted(request)
         return await self._looked(request, form.plan, name, form.words(answers))
 
+    async def _data(self, request: Request) -> Any:
+        name, answers, _ = await _permitted(request)
+        return await self._looked(request, form.hold, name, form.words(answers))
+
+    async def _file(self, request: Request) -> Any:
+        body = await _body(request, most=_CHAT)
+        return await asyncio.to_thread(
+            form.keep, state_folder(self._runs.path) / "files", body.get("name"), body.get("base64")
+        )
+
     async def _looked(self, request: Request, ask: form.Ask, name: str, words: Sequence[str]) -> Any:
         """What `ask` finds in a process of its own, which ends when the page no longer waits for it."""
         answer = asyncio.ensure_future(form.answered(ask, name, words))
@@ -292,6 +305,11 @@ class Page:
         if not (self._runs.path / name / "adapter").is_dir():
             raise ConfigError(f"{name} has no adapter yet.")
         return {"job": self._queue.add("evaluate", [str(self._runs.path / name)], run=name).number}
+
+    async def _notes(self, request: Request) -> Any:
+        name, body = self._named(request), await _body(request)
+        await asyncio.to_thread(self._runs.annotate, name, body.get("tags"), body.get("note"))
+        return {}
 
     async def _stop(self, request: Request) -> Any:
         if not self._queue.stop(request.path_params["number"]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from workbench.cli.ui import run_folder
 from workbench.cli.ui.run_folder import POINTS, MetricFile, RunFolder, last_rows, thinned
 from workbench.errors import FileError
 from workbench.evaluation import generation
+from workbench.recipes.load import load  # noqa: F401, registers the tasks, as the server's form does
 from workbench.runs import metrics_log
 from workbench.training.freezing import freezer
 
@@ -158,6 +160,51 @@ def test_blocks_that_are_not_stacked_yet_do_not_train(tmp_path: Path) -> None:
     write_layers(path, changes=[(0, "1111")])
     manifest = {"grow": {"first": 1, "stackings": [{"step": 5, "blocks": 2}]}}
     assert run_folder.training_layers(path, manifest)["changes"] == [[0, "1101"], [6, "1111"]]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "after", "wanted"),
+    [
+        ("classify", {"accuracy": 0.9, "accuracy_low": 0.8, "accuracy_high": 0.95}, ("accuracy", True)),
+        ("classify", {"accuracy": 0.3, "accuracy_low": 0.2, "accuracy_high": 0.4}, ("accuracy", False)),
+        ("classify", {"accuracy": 0.6, "accuracy_low": 0.4, "accuracy_high": 0.7}, ("accuracy", None)),
+        ("sft", {"loss": 1.0, "wer": 0.2, "wer_low": 0.1, "wer_high": 0.3}, ("wer", True)),
+        ("sft", {"loss": 1.0, "perplexity": 3.0}, None),
+        ("reinforce", {"reward": 0.9}, ("reward", True)),
+        ("unheard-of", {"loss": 1.0}, None),
+    ],
+)
+def test_the_main_score_is_the_tasks_and_better_only_beyond_chance(
+    recipe: str, after: dict[str, float], wanted: tuple[str, bool | None] | None
+) -> None:
+    before = dict.fromkeys(after, 0.5)
+    found = run_folder.main_score({"recipe": recipe}, {"before": before, "after": after})
+    assert (found and (found["name"], found["better"])) == wanted
+    assert found is None or (found["before"], found["after"]) == (0.5, after[found["name"]])
+
+
+def test_members_have_their_scores_and_their_curves(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "folds", steps=1)
+    (path / "config.yaml").write_text("recipe: crossval\nof: classify\n")
+    scores = {"loss": 0.5, "accuracy": 0.75, "accuracy_low": 0.5, "accuracy_high": 0.9}
+    folds = [{"member": f"fold-{fold}", "fold": fold, "seed": 0, "scores": scores} for fold in (0, 1)]
+    (path / "stages.json").write_text(json.dumps({"folds": folds}))
+    (path / "members" / "round-0" / "fold-1").mkdir(parents=True)
+    log(path / "members" / "round-0" / "fold-1", 1, 3)
+    found = RunFolder(tmp_path).page("folds")["members"]
+    assert found["head"] == ["adapter", "fold", "seed", "held-out loss", "accuracy"]
+    assert [row["curve"] for row in found["rows"]] == [None, "members/round-0/fold-1"]
+    assert found["rows"][1]["cells"] == ["fold-1", 1, 0, 0.5, "0.75 (0.500 to 0.900)"]
+
+
+def test_each_action_has_its_command(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "a run", steps=1)
+    assert RunFolder(tmp_path).commands("a run") == []
+    (path / "adapter").mkdir()
+    words = [shlex.split(each) for each in RunFolder(tmp_path).commands("a run")]
+    assert [each[:3] for each in words] == [
+        ["workbench", verb, str(path)] for verb in ("evaluate", "merge", "generate", "predict", "serve")
+    ]
 
 
 def test_a_file_of_another_kind_shows_nothing(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from workbench.runs import evaluation_request
 
 PERMITTED = {"Authorization": f"Bearer {TOKEN}"}
 WRITING = ["form/mistakes", "form/check", "form/plan", "form/start", "runs/first/resume", "runs/first/evaluate"]
+WRITING += ["form/data", "form/file", "runs/first/notes"]
 WRITING += ["jobs/1/stop", "chat/open", "chat/close", "chat/completions"]
 
 
@@ -374,6 +375,33 @@ def test_settings_have_their_values_units_papers_and_meaning(client: TestClient)
     recipes = client.get("/api/recipes").json()
     assert "sft/quickstart" in recipes
     assert client.get("/api/recipes/sft/quickstart").json()["written"]["recipe"] == "sft"
+
+
+def test_tags_and_a_note_stand_beside_the_run_and_in_the_list(client: TestClient, folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in (folder / "first").iterdir() if path.is_file()}
+    for wrong in (
+        {"tags": "x", "note": ""},
+        {"tags": ["a" * 41], "note": ""},
+        {"tags": [" "], "note": ""},
+        {"tags": []},
+    ):
+        assert client.post("/api/runs/first/notes", json=wrong, headers=PERMITTED).status_code == 422, wrong
+    kept = {"tags": ["keep", HOSTILE[:40]], "note": HOSTILE}
+    assert client.post("/api/runs/first/notes", json=kept, headers=PERMITTED).status_code == 200
+    found = client.get("/api/runs/first").json()
+    assert {key: found[key] for key in kept} == kept
+    now = {path.name: path.read_bytes() for path in (folder / "first").iterdir() if path.is_file()}
+    assert now.keys() - before.keys() == {"notes.json"} and all(now[name] == before[name] for name in before)
+    (folder / "first" / "notes.json").write_text('{"tags": 3, "note": [')
+    assert client.get("/api/runs/first").json()["tags"] == []
+
+
+def test_a_dropped_file_is_kept_for_its_user(client: TestClient, folder: Path) -> None:
+    for name, text in (("../x", "aGk="), ("x.jsonl", "no base64"), (3, "aGk=")):
+        refused = client.post("/api/form/file", json={"name": name, "base64": text}, headers=PERMITTED)
+        assert refused.status_code == 422, (name, text)
+    found = client.post("/api/form/file", json={"name": "x.jsonl", "base64": "aGk="}, headers=PERMITTED).json()
+    assert Path(found["path"]).read_bytes() == b"hi" and state_folder(folder) in Path(found["path"]).parents
 
 
 def test_only_one_server_works_in_a_folder(client: TestClient, folder: Path) -> None:

@@ -1,20 +1,11 @@
 // One or two runs that answer side by side, with and without their adapters.
 
-import { h, say } from "./dom.js";
+import { h, read, say } from "./dom.js";
 import { events, get, post, send, unlocked } from "./server.js";
 
 // As `workbench serve` takes them, in all of a conversation.
 const MOST_PICTURES = 16;
 const MOST_LETTERS = 7 * 2 ** 20;
-
-function read(file) {
-  return new Promise((done, fail) => {
-    const reader = new FileReader();
-    reader.onload = () => done(reader.result);
-    reader.onerror = () => fail(new Error(`${file.name} cannot be read.`));
-    reader.readAsDataURL(file);
-  });
-}
 
 export async function chatPage(wanted) {
   const picks = [0, 1].map((place) => h("select", { "aria-label": place ? "Second run" : "First run" }));
@@ -43,7 +34,8 @@ export async function chatPage(wanted) {
   let pictures = [];
   let asked = null;
   let timer = 0;
-  let known = "";
+  let known = null;
+  const none = h("p", { hidden: true }, "No run of this folder writes text: a chat needs one that has ended and whose model answers, as those of recipes sft, prefer and reinforce. ", h("a", { href: "#/new?recipe=sft/quickstart" }, "Start one"), ".");
 
   function show(next) {
     const before = JSON.stringify(found.models);
@@ -142,7 +134,7 @@ export async function chatPage(wanted) {
   if (found.state === "ready") build();
   return {
     element: h("div", {}, h("h1", {}, "Chat"),
-      h("div", { class: "row" }, picks, open, close), state,
+      h("div", { class: "row" }, picks, open, close), none, state,
       h("div", { class: "row" },
         h("label", {}, bare, " beside the backbone without adapter"),
         h("label", {}, "Temperature ", heat), h("label", {}, "Most tokens ", most), h("label", {}, "System ", system)),
@@ -152,9 +144,10 @@ export async function chatPage(wanted) {
     watch: "",
     hear(event, data) {
       if (event !== "runs") return;
-      const names = data.filter((run) => run.adapter && ["sft", "prefer", "reinforce", "distill", "sweep", "search"].includes(run.recipe)).map((run) => run.name);
+      const names = data.filter((run) => run.adapter && run.writes).map((run) => run.name);
       if (names.join("\n") === known) return;
       known = names.join("\n");
+      none.hidden = names.length > 0;
       picks.forEach((pick, place) => {
         const before = pick.value || (place ? found.runs[1] ?? "" : wanted ?? found.runs[0] ?? "");
         pick.replaceChildren(h("option", { value: "" }, place ? "no second run" : "choose a run"), ...names.map((name) => h("option", { value: name }, name)));

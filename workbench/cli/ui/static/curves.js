@@ -24,6 +24,10 @@ export class Curve {
       for (let row = 0; row < more; row += 1) this.columns[name].push(values[row]);
     }
     this.rows += more;
+    // A resumed run is another process, which counts from nothing: the run has what both took.
+    let most = 0;
+    this.columns.peak_bytes = this.columns.peak_bytes?.map((value) => (value === null ? null : (most = Math.max(most, value))));
+    if (!this.columns.peak_bytes) delete this.columns.peak_bytes;
   }
 }
 
@@ -51,7 +55,8 @@ export class Plots {
     this.charts = new Map();
     this.place = h("div", { class: "plots" });
     this.note = h("p", { class: "soft", role: "status" });
-    this.element = h("section", { "aria-label": "Curves" }, this.controls(), this.note, this.place);
+    this.flat = h("p", { class: "soft" });
+    this.element = h("section", { "aria-label": "Curves" }, this.controls(), this.note, this.place, this.flat);
     this.sizes = new ResizeObserver(() => this.resize());
     this.sizes.observe(this.place);
     this.theme = matchMedia("(prefers-color-scheme: dark)");
@@ -124,7 +129,16 @@ export class Plots {
     this.note.textContent = this.curves.some((curve) => curve.columns.loss_low)
       ? `Long runs are drawn in ${rows.toLocaleString("en")} points, each the mean of several steps; the band is their lowest and highest loss. Drag over a plot to look closer.`
       : "Drag over a plot to look closer.";
-    for (const measure of measures) this.chart(measure);
+    const flat = measures.map((measure) => [measure, this.unchanged(measure)]).filter(([, value]) => value !== null);
+    this.flat.textContent = flat.length ? `Not plotted, as it hardly changes: ${flat.map(([measure, value]) => `${(TITLES[measure] ?? measure.replaceAll("_", " ")).toLowerCase()} ${(SHOWN[measure] ?? number)(value)}`).join(", ")}.` : "";
+    for (const measure of measures) if (!flat.some(([each]) => each === measure)) this.chart(measure);
+  }
+
+  // The last value of a measure that hardly changes, by a hundredth or on its axis; null for others, and for the loss.
+  unchanged(measure) {
+    const values = measure === "loss" ? [] : this.lines(measure).flatMap((line) => line.ys.filter((value) => value !== null));
+    const [low, high] = values.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
+    return values.length && high - low <= (measure === "data_wait" ? 0.1 : 0.01 * Math.abs(high)) ? values.at(-1) : null;
   }
 
   chart(measure) {
@@ -166,11 +180,11 @@ export class Plots {
         { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : shown(tick))) },
       ],
       series: [
-        { label: X[this.x], value: (_, value) => (value === null ? "" : SHOWN[this.x](value)) },
+        { label: X[this.x], value: (plot, value, _, place) => SHOWN[this.x](known(plot.data[0], place)) },
         ...lines.map((line) => ({
           label: line.label, stroke: line.stroke, width: line.width, dash: line.dash, spanGaps: true,
           points: { show: (line.points === true && line.ys.length < 200) || line.ys.length < 2, size: 6, fill: line.stroke },
-          value: (_, value) => (value === null || value === undefined ? "" : shown(value)),
+          value: (plot, _, series, place) => { const value = known(plot.data[series], place); return value === null ? "" : shown(value); },
         })),
       ],
       bands: lines.flatMap((line, place) => (line.band ? [{ series: [place + 1, place], fill: line.fill }] : [])),
@@ -197,6 +211,9 @@ export class Plots {
     this.theme.removeEventListener("change", this.rebuild);
   }
 }
+
+// The value at a place, or the last one before it; without a place, the last of all.
+const known = (values, place) => values.slice(0, (place ?? values.length) + 1).findLast((value) => value !== null && value !== undefined) ?? null;
 
 const joined = (lines) => {
   if (lines.length && lines.every((line) => line.xs === lines[0].xs)) return [lines[0].xs, ...lines.map((line) => line.ys)];

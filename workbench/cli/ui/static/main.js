@@ -21,7 +21,7 @@ function pageOf(hash) {
   const [path, query] = hash.replace(/^#/, "").split("?");
   const [, name, rest] = path.split("/").map(decodeURIComponent);
   const words = new URLSearchParams(query);
-  if (name === "run") return ["runs", () => runPage(rest)];
+  if (name === "run") return ["runs", () => runPage(rest, words.get("member"))];
   if (name === "compare") return ["runs", () => comparePage(words.getAll("run"))];
   if (name === "new") return ["new", () => newPage(words.get("recipe"))];
   if (name === "log") return ["runs", () => logPage(rest)];
@@ -39,13 +39,16 @@ async function show() {
   for (const link of document.querySelectorAll("nav a")) {
     if (link.dataset.page === name) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
+  const slow = setTimeout(() => main.replaceChildren(h("p", { class: "soft", role: "status" }, "Loading ...")), 200);
   try {
     const found = await make();
+    clearTimeout(slow);
     if (mine !== turn) { found.close?.(); return; }
     page = found;
     main.replaceChildren(found.element);
     document.title = `${found.title} - Workbench`;
   } catch (error) {
+    clearTimeout(slow);
     if (mine === turn) main.replaceChildren(h("h1", {}, "This cannot be shown"), h("p", { class: "bad" }, error.message));
   }
   if (mine !== turn) return;

@@ -1,9 +1,10 @@
 // The form that starts a run: settings of a recipe, what is wrong with them, what the model will see, what it takes.
 
-import { h, say, table } from "./dom.js";
+import { h, read, say, table } from "./dom.js";
 import { get, post, postAsking, unlocked } from "./server.js";
 
 const LATER_MS = 600;
+const MOST_BYTES = 5 * 2 ** 20; // of a file, a third more in base64
 
 export async function newPage(wanted) {
   const [names, settings, placeOfRuns] = await Promise.all([get("/api/recipes"), get("/api/settings"), get("/api/about")]);
@@ -22,6 +23,7 @@ export async function newPage(wanted) {
   const fields = h("div");
   const general = h("div", { class: "bad", role: "alert" });
   const line = h("pre", { class: "card command", tabindex: "0", "aria-label": "Command" });
+  const file = h("input", { type: "file", hidden: true, onchange: () => { if (file.files.length) drop(file.files[0]); file.value = ""; } });
   const live = h("input", { type: "checkbox", id: "live", checked: true });
   const outcome = h("div", { "aria-live": "polite" });
   const buttons = ["Check", "Plan", "Start"].map((name) => h("button", { type: "button", class: name === "Start" ? "main" : null, disabled: !unlocked(), onclick: { Check: () => look("check"), Plan: () => look("plan"), Start: begin }[name] }, name));
@@ -111,7 +113,7 @@ export async function newPage(wanted) {
     line.textContent = ["workbench run", recipe.name, ...[...answers].map(([key, value]) => quoted(`${key}=${value}`)), "--out", quoted(`${placeOfRuns.folder}/${run.value}`)].join(" ");
   }
 
-  async function judge(soon = false) {
+  async function judge(soon = false, verb = "check") {
     command();
     clearTimeout(timer);
     looking?.abort();
@@ -124,7 +126,7 @@ export async function newPage(wanted) {
       mark();
       if (mistakes.length) outcome.replaceChildren(h("p", { class: "soft" }, "Mend the fields that are marked first."));
       else if (Object.keys(found.code).length) outcome.replaceChildren(h("p", { class: "warning" }, `Executes Python code: ${Object.entries(found.code).map(([key, value]) => `${key}=${value}`).join(", ")}. Press Check to look.`));
-      else if (live.checked) timer = setTimeout(() => look("check"), soon ? 0 : LATER_MS);
+      else if (live.checked || verb === "data") timer = setTimeout(() => look(verb), soon ? 0 : LATER_MS);
     } catch (error) { if (!asked.signal.aborted) say(error.message); }
   }
 
@@ -134,18 +136,32 @@ export async function newPage(wanted) {
     const asked = new AbortController();
     looking = asked;
     outcome.setAttribute("aria-busy", "true");
-    outcome.replaceChildren(h("p", { class: "soft" }, verb === "check" ? "Reads the rows ..." : "Rehearses a step ..."));
+    outcome.replaceChildren(h("p", { class: "soft" }, verb === "plan" ? "Rehearses a step ..." : "Reads the rows ..."));
     try {
       const found = await postAsking(`/api/form/${verb}`, form(), asked.signal);
       if (found.error) {
         mistakes = found.mistakes ?? [];
         mark();
-        outcome.replaceChildren(h("h2", {}, verb === "check" ? "This run is refused" : "No plan"), h("pre", { class: "card bad command" }, found.error));
+        outcome.replaceChildren(h("h2", {}, verb === "plan" ? "No plan" : "This run is refused"), h("pre", { class: "card bad command" }, found.error));
       } else {
-        outcome.replaceChildren(h("h2", {}, verb === "check" ? "What the model will see" : "What the run will take"), ...shown(found.parts));
+        outcome.replaceChildren(h("h2", {}, { check: "What the model will see", plan: "What the run will take", data: "What the file holds" }[verb]), ...shown(found.parts));
       }
     } catch (error) { if (!asked.signal.aborted) outcome.replaceChildren(h("p", { class: "bad" }, error.message)); }
     finally { if (looking === asked) outcome.removeAttribute("aria-busy"); }
+  }
+
+  // A file of rows that was dropped: the server keeps it, and shows what the recipe makes of it.
+  async function drop(file) {
+    if (!unlocked()) { say("Dropping a file needs the token."); return; }
+    if (file.size > MOST_BYTES) { say(`${file.name} has more than ${MOST_BYTES / 2 ** 20} MB. Write its path at data.train.`); return; }
+    try {
+      const url = await read(file);
+      const { path } = await post("/api/form/file", { name: file.name.replace(/[^\w.-]+/g, "-"), base64: url.slice(url.indexOf(",") + 1) });
+      answers.set("data.train", path);
+      if (/\D/.test(written("data.held_out")?.replace(".", "") ?? "")) answers.set("data.held_out", "0.1"); // a recipe's own rows judge nobody else's
+      build();
+      await judge(false, "data");
+    } catch (error) { say(error.message); }
   }
 
   async function begin() {
@@ -171,17 +187,22 @@ export async function newPage(wanted) {
 
   await load(start);
   return {
-    element: h("div", {}, h("h1", {}, "New run"),
+    element: h("div", {
+      ondragover: (event) => { if (event.dataTransfer.types.includes("Files")) event.preventDefault(); },
+      ondrop: (event) => { if (event.dataTransfer.files.length) { event.preventDefault(); drop(event.dataTransfer.files[0]); } },
+    }, h("h1", {}, "New run"),
       h("div", { class: "columns" },
         h("div", {},
           h("div", { class: "fields" },
             h("div", { class: "field" }, h("label", { for: "recipe" }, "Recipe"), choice),
             h("div", { class: "field" }, h("label", { for: "run-name" }, "Name of the run"), run)),
           about,
+          h("p", { class: "row" }, h("button", { type: "button", disabled: !unlocked(), onclick: () => file.click() }, "Rows of your own"), file,
+            h("span", { class: "soft" }, `or drop a file here (${MOST_BYTES / 2 ** 20} MB at most): it shows what the file holds, and trains on it.`)),
           h("div", { class: "field" }, h("label", { for: "search" }, "Find a setting"), search),
           general, fields),
         h("div", { class: "stay" }, line,
-          h("div", { class: "row" }, buttons, h("label", {}, live, " check after each change")), outcome))),
+          h("div", { class: "row actions" }, buttons, h("label", {}, live, " check after each change")), outcome))),
     title: "New run",
     watch: "",
     hear() {},
