@@ -123,6 +123,7 @@ def assemble(docs: Path, source: Path) -> None:
         target.write_text(_TO_TESTS.sub(r"\1", _TABLE_ROW.sub(_plain_bars, (ROOT / page).read_text())))
     for notebook in ROOT.glob("scripts/*/*.ipynb"):  # a file to fetch from the site
         shutil.copyfile(notebook, docs / notebook.relative_to(ROOT))
+    shutil.copytree(ROOT / "scripts" / "docs" / "pictures", docs / "scripts" / "docs" / "pictures")
     (docs / "reference").mkdir()
     for name, text in made.items():
         (docs / "reference" / name).write_text(text)
