@@ -38,7 +38,7 @@ def require_rows(config: RunConfig) -> None:
 
     Pictures and recordings are left to the run, as they may stand in folders of classes.
     """
-    read, data = config.task.readable, config.data
+    read, data = config.reader.readable, config.data
     if (
         read is None
         or config.media is not None

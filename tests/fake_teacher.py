@@ -20,6 +20,8 @@ class FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: list[dict[str, Any]] = []
         self.behave: Callable[[int, int, Any], Any] = lambda number, time, handler: None
+        self.answer: Callable[[dict[str, Any]], Any] | None = None
+        """Answers every request in place of the above."""
         self.models: Any = {"data": [{"id": "teacher"}]}
         self.lock = threading.Lock()
 
@@ -48,6 +50,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.answer is not None:
+            with self.server.lock:
+                self.server.asked.append(body)
+            self.say(self.server.answer(body))
+            return
         said = body["messages"][-1]["content"]
         number = int((said if isinstance(said, str) else said[-1]["text"]).split()[-1].rstrip("?"))
         with self.server.lock:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from workbench.recipes.verbs.family import family
     from workbench.recipes.verbs.features import features
     from workbench.recipes.verbs.generate import generate, load_run, predict
+    from workbench.recipes.verbs.judge import judge
     from workbench.recipes.verbs.merge import merge
     from workbench.recipes.verbs.plans.plan import solve as plan
     from workbench.recipes.verbs.rate_finder import find_learning_rate
@@ -88,6 +89,7 @@ __all__ = [
     "fit_bank",
     "generate",
     "global_batch",
+    "judge",
     "likelihood",
     "load_adapter",
     "load_backbone",
@@ -135,6 +137,7 @@ _PLACES = {
     "fit_bank": "recipes.own_training:fit_bank",
     "generate": "recipes.verbs.generate:generate",
     "global_batch": "data.batching:global_batch",
+    "judge": "recipes.verbs.judge:judge",
     "likelihood": "evaluation.perplexity:likelihood",
     "load_adapter": "adapters:load",
     "load_backbone": "models.backbones:load",

@@ -1,6 +1,12 @@
 """Recipes over tasks: folds, sweeps, searches, fleets and students. Their facts, which need no torch."""
 
-from workbench.config.expansions import distill_expansion, fleet_expansion, search_expansion, sweep_expansion
+from workbench.config.expansions import (
+    distill_expansion,
+    fleet_expansion,
+    rounds_expansion,
+    search_expansion,
+    sweep_expansion,
+)
 from workbench.config.task_facts import OverFacts, TaskFacts, names, register_over
 
 
@@ -20,6 +26,12 @@ def _fleet(task: TaskFacts) -> str | None:
     if task.fleets:
         return None
     return f"its members cannot have rows of their own in a bank. Write of={names(lambda each: each.fleets)}."
+
+
+def _answering(task: TaskFacts) -> str | None:
+    if task.learns_answers:
+        return None
+    return f"it does not learn from answers of its own. Write of={names(lambda each: each.learns_answers)}."
 
 
 def _student(task: TaskFacts) -> str | None:
@@ -96,5 +108,19 @@ register_over(
         members=lambda config: [distill_expansion.as_plain_run(config)],
         fresh="begins with a fresh adapter",
         adapters=False,
+    )
+)
+register_over(
+    OverFacts(
+        name="rounds",
+        line="best-of-n and iterative DPO: answers are sampled, judged and learnt, round after round",
+        module="workbench.recipes.over.rounds",
+        of="prefer",
+        able=_answering,
+        sections=("rounds",),
+        members=lambda config: [trial.config for trial in rounds_expansion.trials(config)],
+        table="rounds.json",
+        inspects="workbench.recipes.over.rounds",
+        read_by="reinforce",
     )
 )

@@ -14,13 +14,11 @@ from workbench.data import starter
 from workbench.data.rows import fingerprint
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.prompts import read_questions
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
-from workbench.evaluation import rewards
-from workbench.models import exported, picture_processor
+from workbench.models import exported
 from workbench.models.exported import ExportedModel
 from workbench.recipes.single import sampled_answers
 from workbench.recipes.single.sampled_answers import (
@@ -74,11 +72,7 @@ def questions(base: RunConfig, data: TokenizedSet, config: RunConfig) -> Questio
     assert config.distill.answers is not None
     places = {tokenized.example_of(place) for place in data.places()}
     (own,) = base.data.training_files.values()
-    found = [each for each in read_questions(starter.resolve(own.train), own, []) if each[0].place in places]
-    told = picture_processor.addressed([question for question, _ in found], base.image, fetch=base.data.fetch)
-    read = [(question, columns) for question, (_, columns) in zip(told, found, strict=True)]
-    rewards.require_columns(config.distill.answers.score, ((question.place, columns) for question, columns in read))
-    return read
+    return sampled_answers.questions(starter.resolve(own.train), own, base, config.distill.answers.score, places)
 
 
 def rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -256,12 +256,12 @@ def write_table(config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]])
     return table
 
 
-def ship(run: Run, best: Run) -> None:
-    """Give the sweep's run the adapter of its best member, and all that is known about its training."""
+def ship(run: Run, best: Run, *, but: Collection[str] = ()) -> None:
+    """Give the run the adapter of its best member, and all that is known about its training, `but` some files."""
     with files.new_folder(run.adapter) as aside:
         shutil.copytree(best.adapter, aside, dirs_exist_ok=True)
     for path in best.path.iterdir():
-        if path.is_file() and path.name not in ("config.yaml", "manifest.json"):
+        if path.is_file() and path.name not in ("config.yaml", "manifest.json", *but):
             files.write_bytes(run.path / path.name, path.read_bytes())
     run.note(model=best.manifest["model"], batch=best.manifest["batch"])
 

@@ -12,7 +12,7 @@ import json
 import math
 import mimetypes
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import httpx2
 import numpy as np
 
-from workbench.config import ModelConfig, RunConfig
+from workbench.config import DataConfig, ModelConfig, RunConfig
 from workbench.config.model_heads import TEXT
 from workbench.config.sections.distill_config import RequestLimits
 from workbench.config.sections.rewards_config import RewardSource
@@ -32,7 +32,7 @@ from workbench.data.text.formats import Example
 from workbench.data.text.generated_answers import Answer, answer_to
 from workbench.data.text.media import Media
 from workbench.data.text.messages import Message, split_thoughts
-from workbench.data.text.prompts import PROMPT, reworded
+from workbench.data.text.prompts import PROMPT, read_questions, reworded
 from workbench.data.text.row_encoder import row_encoder
 from workbench.errors import BackboneError, ConfigError, FileError
 from workbench.evaluation import comparison, metrics, rewards
@@ -100,6 +100,28 @@ Written = dict[int, dict[int, WrittenAnswer]]
 """Answers by the number of their prompt, of which each wording is one, and their own."""
 
 
+def questions(
+    source: str,
+    data: DataConfig,
+    config: RunConfig,
+    score: Sequence[RewardSource],
+    places: Collection[str] | None = None,
+    skipped: list[str] | None = None,
+) -> Questions:
+    """The prompts of a file that `data` reads, with their columns; raises DataError where a reward lacks one.
+
+    Args:
+        config: Says how their pictures are found.
+        places: Only those of these rows.
+        skipped: Reasons of rows that are left out are appended.
+    """
+    found = [each for each in read_questions(source, data, skipped) if places is None or each[0].place in places]
+    told = picture_processor.addressed([question for question, _ in found], config.image, fetch=data.fetch)
+    read = [(question, columns) for question, (_, columns) in zip(told, found, strict=True)]
+    rewards.require_columns(score, ((question.place, columns) for question, columns in read))
+    return read
+
+
 class AnswerWriter(Protocol):
     """A teacher that writes."""
 
@@ -126,12 +148,17 @@ class SampleProgress:
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any]) -> None:
-        self.path = out.with_name(f".{out.name}.unfinished.jsonl")
+        self.path = self.beside(out)
         self.answers: Written = {}
         self._rewards: dict[str, dict[int, Any]] = {}
         self._identity = json.loads(json.dumps(identity))
         if self.path.exists():
             self._read(self._identity)
+
+    @staticmethod
+    def beside(out: Path) -> Path:
+        """Where progress with a file stands."""
+        return out.with_name(f".{out.name}.unfinished.jsonl")
 
     def keep_answers(self, answers: Written) -> None:
         """Keep answers that were not known."""

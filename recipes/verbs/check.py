@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -125,7 +126,9 @@ def _looked_at(config: RunConfig) -> AnyInspection:
         return inspection
     if config.crossvalidates:
         return crossval_verbs.inspect(config)
-
+    if over.inspects is not None:
+        inspection = importlib.import_module(over.inspects).inspect(config)
+        return inspection
     if not over.ships:
         inspections: dict[str, Inspection | ClassInspection] = {}
         mistakes: list[str] = []

@@ -230,6 +230,8 @@ def data_report(
 def _plain(config: RunConfig) -> RunConfig:
     """The configuration of the task that reads the rows; a student reads them as the backbone it is made of does."""
     over = config.over
+    if over is not None and config.reader != config.task:
+        return config.model_copy(update={"recipe": config.reader.name, "of": None})
     if over is None or over.members is None or not config.has_members:
         return config
     if not over.ships:

@@ -14,11 +14,11 @@ from workbench.config.sections.basic_sections import an_address
 from workbench.config.sections.distill_config import RequestLimits
 from workbench.config.yaml_text import override
 from workbench.data.rows import RawRow, fingerprint
-from workbench.data.text.prompts import PROMPT, own_answer, read_questions
+from workbench.data.text.prompts import PROMPT, own_answer
 from workbench.errors import BackboneError, ConfigError
 from workbench.evaluation import rewards
 from workbench.evaluation.tools.toolbox import toolbox
-from workbench.models import backbones, exported, picture_processor
+from workbench.models import backbones, exported
 from workbench.recipes.load import load
 from workbench.recipes.single import sampled_answers
 from workbench.recipes.single.sampled_answers import (
@@ -26,7 +26,6 @@ from workbench.recipes.single.sampled_answers import (
     AnswerGroup,
     AnswerWriter,
     LocalWriter,
-    Questions,
     SampledRows,
     SampleProgress,
     SampleSettings,
@@ -119,9 +118,7 @@ def sample(
     limits = parse(RequestLimits, requests, source="the command line")
     config, writer = _writer(str(teacher), overrides, model, limits, trust=trust)
     skipped: list[str] = []
-    read = list(read_questions(prompts, config.data, skipped))
-    told = picture_processor.addressed([question for question, _ in read], config.image, fetch=config.data.fetch)
-    questions: Questions = [(question, columns) for question, (_, columns) in zip(told, read, strict=True)]
+    questions = sampled_answers.questions(prompts, config.data, config, (), skipped=skipped)
     rewarded = False
     if isinstance(writer, EpisodeWriter):
         writer.require(settings, sources)

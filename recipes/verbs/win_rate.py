@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,19 @@ from workbench.data.text.formats import Example
 from workbench.data.text.generated_answers import Answer, answer_to
 from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError
-from workbench.evaluation import comparison, rewards
+from workbench.evaluation import comparison, judges, rewards
 from workbench.evaluation.generation import question_of
 from workbench.models import exported
+from workbench.models.exported import ExportedModel
+from workbench.recipes.single import sampled_answers
 from workbench.recipes.verbs import generate
 from workbench.recipes.verbs.asked_config import asked_config
 from workbench.report import pages
 from workbench.runs import files, run_directory, score_files
 from workbench.runs.trust import Trust
 
+BACKBONE = "backbone"
+"""In place of another run: the run's own backbone, as it came."""
 Questions = Sequence[tuple[Example, Mapping[str, Any]]]
 
 
@@ -33,7 +38,9 @@ class Contest:
     score: tuple[str, ...] = ()
     """Rewards, as `reward_words.read` takes them."""
     judge: str | None = None
-    """A program; see `judge_command.verdicts`."""
+    """A program, or an address with OpenAI's interface; see `judges.named`."""
+    judge_model: str | None = None
+    """Name of the model at that address."""
     max_new_tokens: int = 256
     judge_timeout: float = 600.0
     """Seconds for all verdicts."""
@@ -48,21 +55,24 @@ def win_rate(
     *,
     score: Sequence[str] = (),
     judge: str | None = None,
+    judge_model: str | None = None,
     judge_timeout: float = 600.0,
     max_new_tokens: int = 256,
     out: Path | str | None = None,
     trust: bool = False,
 ) -> dict[str, float]:
-    """How often a run's answer beats that of another one to the same prompts, both greedy; kept beside the run.
+    """How often a run's answer beats that of another one, or of its backbone, to the same prompts; kept beside the run.
 
     Args:
         run: A run directory.
-        against: Another one.
+        against: Another one, or `backbone`: the run's own without its adapter.
         overrides: `key=value` words of sections data and evaluate. `data.test=FILE` names the prompts; without it those
             of the held-out file are answered.
         score: Rewards that are added up: `number`, `unit_tests`, `my.py:function`, a reward run, `{kind: ...}`.
-        judge: In place of `score`, a program that reads pairs of answers as JSON lines and writes 1, 2 or 0 for each.
-        judge_timeout: Seconds for all verdicts.
+        judge: In place of `score`, a program that reads pairs of answers as JSON lines and writes 1, 2 or 0 for each;
+            or the address of a server with OpenAI's interface, up to /v1.
+        judge_model: The model's name at that address.
+        judge_timeout: Seconds for all verdicts of a program, or for each of an address.
         max_new_tokens: Of an answer.
         out: A .jsonl file for the answers, with who wins.
         trust: Execute the Python code that the runs' config.yaml name.
@@ -82,12 +92,16 @@ def win_rate(
         (0.5, 1.0)
     """
     run, other = Path(run), Path(against)
-    contest = Contest(tuple(score), judge, max_new_tokens, judge_timeout, None if out is None else Path(out))
+    contest = Contest(
+        tuple(score), judge, judge_model, max_new_tokens, judge_timeout, None if out is None else Path(out)
+    )
     _require(contest)
+    verdicts = judges.named(judge, judge_model, timeout=judge_timeout) if judge is not None else None
     config = asked_config(run, overrides, verb="evaluate", trust=trust)
     moved = [word for word in overrides if word.startswith("model.id=")]
-    other_config = run_directory.shipped_config(other, Trust(trust), moved)
-    for each, path in ((config, run), (other_config, other)):
+    bare = str(against) == BACKBONE and not other.exists()
+    other_config = config if bare else run_directory.shipped_config(other, Trust(trust), moved)
+    for each, path in ((config, run), (other_config, run if bare else other)):
         generate.require_text(each, path)
     sources = reward_words.read(contest.score)
     if alone := [f"{source.kind} {source.sampled_alone}" for source in sources if source.sampled_alone]:
@@ -99,19 +113,18 @@ def win_rate(
     skipped: list[str] = []
     questions = [question for file in _files(config) for question in read_questions(file, config.data, skipped)]
     rewards.require_columns(sources, ((question.place, columns) for question, columns in questions))
-    own, theirs = (_answers(*each, questions, contest) for each in ((run, config), (other, other_config)))
+    own = _answers(exported.load(run, config), questions, contest)
+    stock = partial(sampled_answers.stock, other_config.model, other_config)
+    theirs = _answers(stock() if bare else exported.load(other, other_config), questions, contest)
     scores: dict[str, float] = {}
     if reward is not None:
         own_S, other_S = reward(own), reward(theirs)
         win_S = comparison.wins_by_reward(own_S, other_S)
         scores = {"reward": sum(own_S) / len(own_S), "reward_other": sum(other_S) / len(other_S)}
     else:
-        assert contest.judge is not None
-        pairs = [*zip(own, theirs, strict=True), *zip(theirs, own, strict=True)]
-        judgements = comparison.judge_verdicts(contest.judge, pairs, timeout=contest.judge_timeout)
-        own_first, other_first = judgements[: len(own)], judgements[len(own) :]
-        win_S = comparison.wins_by_verdict(own_first, other_first)
-        scores = {"order_agreement": comparison.order_agreement(own_first, other_first)}
+        assert verdicts is not None
+        judged = judges.in_both_orders(verdicts, list(zip(own, theirs, strict=True)))
+        win_S, scores = judged.win_S, judged.bias
     if contest.out is not None:
         lines = [
             {"place": a.place, "prompt": a.prompt, "answer": a.text, "other": b.text, "win": float(win)}
@@ -120,7 +133,7 @@ def win_rate(
         files.write_bytes(contest.out, "".join(json.dumps(line) + "\n" for line in lines).encode())
     scores |= {"rows_skipped": float(len(skipped))} if skipped else {}
     scores = comparison.win_rate_scores(win_S, [each.text for each in own], [each.text for each in theirs]) | scores
-    by = contest.judge or " + ".join(contest.score)
+    by = " ".join(filter(None, (contest.judge_model, contest.judge))) or " + ".join(contest.score)
     facts = {"against": str(other), "by": by, "prompts": [*_files(config)], "count": len(own)}
     score_files.keep_win_rate(run, {**facts, **scores})
     pages.write(run)
@@ -153,9 +166,8 @@ def _files(config: RunConfig) -> list[str]:
     return prompt_files
 
 
-def _answers(run: Path, config: RunConfig, questions: Questions, contest: Contest) -> list[Answer]:
-    """A run's answers, from its own template and tokenizer."""
-    model = exported.load(run, config)
+def _answers(model: ExportedModel, questions: Questions, contest: Contest) -> list[Answer]:
+    """A model's answers, from its own template and tokenizer."""
     asked = [question_of(model, question) for question, _ in questions]
     texts = evaluation.complete(
         model.model,

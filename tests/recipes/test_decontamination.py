@@ -92,3 +92,25 @@ def test_labelled_rows_are_compared_with_test_rows(recipe: str) -> None:
     train = data.rows if recipe == "crossval" else data.train
     assert [match.train for match in train.contamination.matches] == ["rows.jsonl, row 17"]
     assert "rows.jsonl, row 17" not in [record.place for record in train.records]
+
+
+@pytest.mark.parametrize("recipe", ["reinforce", "rounds", "prefer"])
+def test_prompts_are_compared_with_test_sets(recipe: str) -> None:
+    """Of rows that a model answers, whose own answers are not read, and of pairs, either answer."""
+    judged = {"chosen": "Yes, it is so.", "rejected": "No, it is not."}
+    rows = [CLEAN[0], PLANTED[0], *CLEAN[1:]] if recipe != "prefer" else [
+        {"prompt": each["question"], "chosen": f"{each['answer']} Yes.", "rejected": f"{each['answer']} No."}
+        for each in (CLEAN[0], PLANTED[0], *CLEAN[1:])
+    ]  # fmt: skip
+    tests = [{"prompt": QUESTION, **judged}] if recipe == "prefer" else [{"question": QUESTION, "answer": "Another."}]
+    write_lines("rows.jsonl", rows)
+    write_lines("test.jsonl", tests)
+    words = [f"recipe={recipe}", "data.held_out=0.2", "data.decontaminate.against=[test.jsonl]", "batch.size=2"]
+    words += {
+        "reinforce": ["rewards=[{kind: number}]", "reinforce.answers=2", "reinforce.max_new_tokens=2"],
+        "rounds": ["of=sft", "rounds.score=[{kind: number}]"],
+        "prefer": ["prefer.beta=0.1"],
+    }[recipe]
+    found = check(load("my.yaml", words))
+    assert "row 2" not in {place.split(", ")[1] for place in found.data.train.places()}
+    assert any("Contamination: 1 of" in note for note in found.notes)

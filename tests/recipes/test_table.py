@@ -75,6 +75,12 @@ SECTIONS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "fleet": lambda task, folder: {
         "fleet": {"members": {name: {"data": {"train": f"{folder}/{task}.jsonl"}} for name in ("a", "b")}}
     },
+    "rounds": lambda task, folder: {
+        "rounds": {
+            **{"count": 1, "n": 4, "max_new_tokens": 8, "score": [{"kind": "regex", "pattern": "[aeiou]"}]},
+            **{"warm_up": str(folder / "digits.jsonl"), "warm_up_steps": 16, "warm_up_rate": 2e-2},
+        }
+    },
     "crossval": lambda task, folder: {"folds": {"k": 2}, "duplicates": {"on_duplicate": "ignore"}},
     "distill": lambda task, folder: {"distill": {"teacher": {"id": str(folder / f"{task}-{ALONE}")}}},
 }
@@ -143,6 +149,7 @@ def refused_verb(task: str, recipe: str, verb: str) -> str | None:
     together = over is not None and over.folds and (facts.labelled or facts.averages(OUTCOMES))
     reasons: dict[str, tuple[tuple[bool, str], ...]] = {
         "plan": (
+            (over is not None and over.inspects is not None, "what a round learns is not written yet"),
             (
                 over is not None and (over.table is not None or over.folds) and facts.compares is not None,
                 "knows no bank of such",
@@ -228,6 +235,11 @@ class Table:
         for task in TASKS:
             write_lines(folder / f"{task}.jsonl", (rows(n)[task] for n in range(40)))
             write_lines(folder / f"{task}-new.jsonl", (rows(n)[task] for n in range(50, 53)))
+        answers = (" one.", " It.", " 3.", " 4.")  # which rounds begin with
+        write_lines(
+            folder / "digits.jsonl",
+            [{"prompt": rows(n)["sft"]["prompt"], "completion": answers[n % 4]} for n in range(40)],
+        )
         self.llama = stories  # transformers has no plan for BERT
         heads = {head: save_tiny(folder / head, "Bert", form, MINILM) for head, form in BACKBONES.items()}
         self.backbones = {

@@ -91,6 +91,8 @@ def outcome(run: Path) -> str:
         _stages(run)
     elif (run / "fleet.json").exists():
         _fleet(run)
+    elif (run / "rounds.json").exists():
+        _rounds(run)
     else:
         import pandas as pd
 
@@ -220,6 +222,18 @@ def _fleet(run: Path) -> None:
         f"Next: workbench evaluate {run / 'members' / first} data.test=FILE",
     ):
         OUT.print(sentence, markup=False, soft_wrap=True)
+
+
+def _rounds(run: Path) -> None:
+    """The rounds, each a run of its own, and what came of them."""
+    from workbench.report import sweep_sections
+
+    rounds = sweep_sections.read_rounds(run)
+    assert rounds is not None, "its table is there"
+    OUT.print(Text(f"\n{rounds.notes[0]}\n", style="bold"))
+    OUT.print(table(rounds.columns, rounds.members, title="Answers to the held-out prompts", framed=True))
+    _lines(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}    Rounds: {run / 'members'}")
+    _next(run)
 
 
 def _swept(run: Path) -> None:

@@ -292,12 +292,17 @@ def distill_student(
 def evaluate(
     run: RunFolder,
     overrides: RunSettings = None,
-    against: Annotated[Path | None, typer.Option(help="Another run, on the same rows in pairs.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another run, on the same rows in pairs; with a reward or judge also backbone.")
+    ] = None,
     drafts_for: Annotated[
         Path | None, typer.Option(help="A teacher's run: how much faster it writes with this one's drafts.")
     ] = None,
     score: Annotated[list[str] | None, typer.Option(help="With --against: a reward for a win rate.")] = None,
-    judge: Annotated[str | None, typer.Option(help="With --against: a program; JSON pairs in, 1, 2 or 0 out.")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="With --against: an address, or a program; JSON pairs in, 1, 2 or 0 out.")
+    ] = None,
+    judge_model: Annotated[str | None, typer.Option(help="With --judge ADDRESS: the model's name there.")] = None,
     judge_timeout: Annotated[float | None, typer.Option(min=0, help="Seconds for all verdicts; 600.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="With a reward or judge: of an answer; 256.")
@@ -315,7 +320,8 @@ def evaluate(
         raise ConfigError("--drafts-for, --tasks and --against ask on one device. Leave --devices out.")
     if drafts_for is not None and (tasks is not None or against is not None):
         raise ConfigError("--drafts-for measures one thing alone. Leave --tasks and --against out.")
-    contest: dict[str, Any] = {"score": score, "judge": judge, "judge_timeout": judge_timeout}
+    contest: dict[str, Any] = {"score": score, "judge": judge, "judge_model": judge_model}
+    contest["judge_timeout"] = judge_timeout
     contest |= {"max_new_tokens": max_new_tokens, "out": out}
     contest = {name: value for name, value in contest.items() if value is not None}
     given = [f"--{name.replace('_', '-')}" for name in contest]
@@ -545,6 +551,23 @@ def _may_be_model(teacher: str) -> bool:
         return True
     there = path.exists() or (len(path.parts) > 1 and path.parent.is_dir())
     return not there and teacher.count("/") < 2 and not teacher.startswith((".", "~", "/"))
+
+
+@app.command(rich_help_panel=Groups.USE)
+def judge(
+    judge: Annotated[str, typer.Argument(help="An address up to /v1, or a program; JSON pairs in, 1, 2 or 0 out.")],
+    rows: Annotated[str, typer.Argument(help="Preference rows: what people chose and rejected, or ties.")],
+    overrides: RunSettings = None,
+    model: Annotated[str | None, typer.Option(help="Of an address: the model's name there.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Longest wait for an address or a program, in s.")] = 600.0,
+    out: Annotated[Path | None, typer.Option(help="A .jsonl file of the pairs, with both verdicts.")] = None,
+) -> None:
+    """Tell how far a judge of answers agrees with people, and whether it follows their order."""
+    with importing():
+        from workbench.cli import render
+        from workbench.recipes.verbs.judge import judge as asked
+
+    render.scores(asked(judge, rows, overrides or (), model=model, timeout=timeout, out=out))
 
 
 @app.command(rich_help_panel=Groups.USE)

@@ -55,6 +55,8 @@ class TaskFacts:
     """Whether its model answers prompts: `generate`, `serve`, `sample` and text predictions."""
     answers: bool = False
     """Whether its rows are prompts and answers, so that rules about answers (`data.clean`) have something to judge."""
+    learns_answers: tuple[str, ...] = ()
+    """Kinds of rows of sampled answers (`sample --to`) that it learns from, the usual one first."""
     margins: bool = False
     """Whether a column of margins between two answers is read."""
     labelled: bool = False
@@ -200,6 +202,11 @@ class OverFacts:
     """Whether several adapters train."""
     ships: bool = True
     """Whether it ships one model, or only its members do."""
+    inspects: str | None = None
+    """Module whose `inspect` looks at a run for `check` where members have no rows before it begins; such members
+    cannot be planned. None: the first member's rows are looked at."""
+    read_by: str | None = None
+    """The task that reads its files, where that is not the one that learns from what is made of them."""
 
 
 TASKS: dict[str, TaskFacts] = {}

@@ -213,7 +213,9 @@ def win_rate_scores(win_S: Floats, own: Sequence[str], other: Sequence[str]) -> 
     return units.rounded(score_by_name)
 
 
-def judge_verdicts(command: str, pairs: Sequence[tuple[Answer, Answer]], *, timeout: float) -> list[int]:
+def judge_verdicts(
+    command: str, pairs: Sequence[tuple[Answer, Answer]], *, timeout: float, key: str = "--judge"
+) -> list[int]:
     """Verdicts of a user's program on pairs of answers: 1, 2 or 0, as in VERDICTS.
 
     It reads lines `{"prompt": ..., "messages": [...], "first": ..., "second": ..., "row": {...}}` from its standard
@@ -223,6 +225,7 @@ def judge_verdicts(command: str, pairs: Sequence[tuple[Answer, Answer]], *, time
     Args:
         command: Program and arguments; no shell reads it.
         timeout: Seconds for all pairs.
+        key: Names it in errors.
     """
     lines = []
     for first, second in pairs:
@@ -239,32 +242,32 @@ def judge_verdicts(command: str, pairs: Sequence[tuple[Answer, Answer]], *, time
             start_new_session=True,
         )
     except (OSError, ValueError, IndexError) as error:
-        raise _judge_error(command, f"cannot be started ({error}). Name a program and its arguments") from None
+        raise _judge_error(key, command, f"cannot be started ({error}). Name a program and its arguments") from None
     with process:  # closes its pipes, however it ends
         try:
             out, errors = process.communicate(text, timeout=timeout)
         except subprocess.TimeoutExpired:
             raise _judge_error(
-                command, f"took more than {timeout:g} s. Make it faster, or raise --judge-timeout"
+                key, command, f"took more than {timeout:g} s. Make it faster, or raise --judge-timeout"
             ) from None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
         last = (errors.strip().splitlines() or ["it wrote no reason"])[-1]
-        raise _judge_error(command, f"ended with status {process.returncode}: {last}. Correct it")
+        raise _judge_error(key, command, f"ended with status {process.returncode}: {last}. Correct it")
     judgements = [line.strip() for line in out.split("\n") if line.strip()]
     if len(judgements) != len(pairs):
         raise _judge_error(
-            command, f"wrote {len(judgements)} lines for {len(pairs)} pairs. Let it write 1, 2 or 0 for each line"
+            key, command, f"wrote {len(judgements)} lines for {len(pairs)} pairs. Let it write 1, 2 or 0 for each line"
         )
     for number, verdict in enumerate(judgements):
         if verdict not in VERDICTS:
             raise _judge_error(
-                command, f"wrote {excerpt(verdict)} in line {number + 1}. Let it write 1, 2 or 0 (neither)"
+                key, command, f"wrote {excerpt(verdict)} in line {number + 1}. Let it write 1, 2 or 0 (neither)"
             )
     return [VERDICTS[verdict] for verdict in judgements]
 
 
-def _judge_error(command: str, problem: str) -> ConfigError:
-    return ConfigError(f"--judge {command!r} {problem}.")
+def _judge_error(key: str, command: str, problem: str) -> ConfigError:
+    return ConfigError(f"{key} {command!r} {problem}.")

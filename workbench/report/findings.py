@@ -24,6 +24,8 @@ class Finding(NamedTuple):
 def verdict(record: RunRecord) -> str:
     """Outcome of the run in one sentence, from its numbers."""
     loss = record.difference("loss")
+    if rounds := sweep_sections.rounds_verdict(record.folder):
+        return rounds
     if record.over is not None and not record.over.ships and loss is not None:
         return sweep_sections.fleet_verdict(record)
     if loss is None:

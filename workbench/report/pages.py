@@ -134,6 +134,7 @@ def write(run: Path) -> Path:
         sweep=sweep_sections.read_sweep(run),
         search=sweep_sections.read_search(run),
         fleet=sweep_sections.read_fleet(run),
+        rounds=sweep_sections.read_rounds(run),
         benchmarks=task_sections.benchmark_table(run),
         win_rates=task_sections.win_rates(run),
         layers=dynamics_section.layers(this),

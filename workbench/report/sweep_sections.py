@@ -1,4 +1,4 @@
-"""The sections of a page on runs with many members: sweeps, searches and fleets, each as a table and plots.
+"""The sections of a page on runs with many members: sweeps, searches, fleets and rounds, each as a table and plots.
 
 A sweep's settings stand with mean and spread over seeds; a search's members by how far they came, with the settings
 that explain their losses; a fleet's members with what they began and ended with.
@@ -23,6 +23,7 @@ from workbench.runs import files, units
 SEED = "seed"
 SCORED = {"after": "held-out", "test": "test"}
 """Scored rows by their key in scores.json."""
+ROUND_COLUMNS = ("round", "rows", "steps", "held-out reward", "95 %", "from the best before", "95 %", "time", "")
 FLEET_COLUMNS = ("member", "rows", "rank", "trained", "steps", "loss before", "after", "time", "status")
 
 
@@ -476,3 +477,50 @@ def _fleet_plots(run: RunRecord) -> list[Plot]:
 def _fleet_rows(folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = files.read_json(folder / "fleet.json").get("members", [])
     return rows
+
+
+# Rounds
+
+
+def read_rounds(folder: Path) -> MemberTable | None:
+    """The rounds in a run directory; None where the run has none."""
+    table = files.read_json(folder / "rounds.json")
+    if not table:
+        return None
+    rows: list[dict[str, Any]] = [{"member": "before", "steps": None, "seconds": None} | table["start"]]
+    rows += table["members"]
+    members = tuple(
+        (
+            row["member"],
+            units.NOTHING if row.get("rows") is None else f"{row['rows']:,}",
+            units.NOTHING if row["steps"] is None else f"{row['steps']:,}",
+            units.number(row["reward"]),
+            _between(row["interval"]),
+            f"{row['difference']:+.3f}" if "difference" in row else units.NOTHING,
+            _between(row.get("difference_interval")),
+            units.duration(row["seconds"]),
+            "shipped" if row["member"] == table["best"] else "worse" if row.get("worse") else "",
+        )
+        for row in rows
+    )
+    return MemberTable(ROUND_COLUMNS, members, (rounds_verdict(folder),))
+
+
+def rounds_verdict(folder: Path) -> str:
+    """Outcome of rounds in one sentence, a round that made answers worse first; empty where the run has none."""
+    table = files.read_json(folder / "rounds.json")
+    if not table:
+        return ""
+    rows, start = table["members"], table["start"]["reward"]
+    best = next(row for row in rows if row["member"] == table["best"])
+    worse = [row["member"] for row in rows if row["worse"]]
+    warning = f"Worse than what was there before: {', '.join(worse)}. " if worse else ""
+    moved = "rose" if best["reward"] > start else "fell" if best["reward"] < start else "stayed"
+    return (
+        f"{warning}The mean reward of answers to {best['prompts']:,} held-out prompts {moved} from {start:.3f} to "
+        f"{best['reward']:.3f} ({_between(best['interval'])}) after {best['member']}, which is shipped."
+    )
+
+
+def _between(interval: Sequence[float] | None) -> str:
+    return units.NOTHING if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"

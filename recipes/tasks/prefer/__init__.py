@@ -16,7 +16,6 @@ def _check(config: RunSections) -> Iterator[str]:
     if data.loss_on != "assistant":
         yield "recipe=prefer compares answers, and nothing else carries loss: leave data.loss_on out."
     unread: dict[str, Any] = {
-        "data.decontaminate": data.decontaminate.action != "off",
         "data.select": data.select.by != "all",
         "data.sampling": data.sampling.by != "all",
         "data.curriculum": data.curriculum.by != "none",
@@ -72,6 +71,7 @@ FACTS = register(
         writes_text=True,
         serves=True,
         answers=True,
+        learns_answers=("pairs",),
         margins=True,
         compares="answers",
         uncached="computes two together",

@@ -14,6 +14,7 @@ from workbench.config import RunConfig, model_heads
 from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
 from workbench.data.held_out_split import Splits
+from workbench.data.text import decontamination
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.preference_pairs import PreferenceEncoder, PreferenceSet
 from workbench.models import backbones, exported
@@ -125,6 +126,7 @@ class PreferenceTask(TokenTask):
         # Data first: it is the cheapest thing to get wrong, and needs no weights.
         tokenizer, template, pairs = preference_run.prepare(config)
         provenance.note_data(run, pairs.facts())
+        decontamination.write_matches(pairs.train.answers.contamination, run)
         # The reference reads every answer once and is gone, so that there is one model in memory from here on.
         return preference_run.unasked(config, run, callback, tokenizer, template, pairs, loader=loader).asked()
 
@@ -147,6 +149,7 @@ class PreferenceTask(TokenTask):
                 *_sizes(pairs.train, pairs.held_out),
                 *_lengths(train),
                 *left_out(*pairs.map(lambda split: split.answers)),
+                *(train.answers.contamination.sentences if train.answers.contamination else ()),
                 *preference_reference.in_words(config, tokenizer),
             ],
         )

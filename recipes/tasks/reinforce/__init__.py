@@ -7,7 +7,7 @@ from workbench.adapters.method import plain_lora
 from workbench.config.sections.run_sections import RunSections
 from workbench.config.task_facts import BY_PROCESSOR, TaskFacts, register
 
-_OF_ROWS = ("sampling", "curriculum", "length_warm_up", "augment", "clean", "decontaminate", "drop_suspects")
+_OF_ROWS = ("sampling", "curriculum", "length_warm_up", "augment", "clean", "drop_suspects")
 """Keys of `data` that are for rows with an answer, or order them by it."""
 
 

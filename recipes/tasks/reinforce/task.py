@@ -17,7 +17,7 @@ from workbench.data import mixture, starter
 from workbench.data.batching import evenly_spaced
 from workbench.data.held_out_split import Splits
 from workbench.data.rows import fingerprint
-from workbench.data.text import generated_answers
+from workbench.data.text import decontamination, generated_answers
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.prompts import PromptEncoder, sampled_prompts
 from workbench.data.text.tokenized_set import TokenizedSet
@@ -132,6 +132,7 @@ class ReinforceTask(TokenTask):
                 rollout_server.require(server, config, reinforce.tokenizer, reinforce.data.train)
                 callback.say(f"Answers are written by {config.reinforce.rollouts.id} at {server.url}.")
             provenance.note_data(run, reinforce.data.facts())
+            decontamination.write_matches(reinforce.data.train.contamination, run)
             config = reinforce_run.warmed_up(config, run, callback)
             reinforce = replace(reinforce, config=config, server=server)
             reinforce.train()
@@ -161,6 +162,7 @@ class ReinforceTask(TokenTask):
                 *mixture.in_words(drawn, config, steps),
                 *_sizes(config, data),
                 *unread(*data),
+                *(data.train.contamination.sentences if data.train.contamination else ()),
                 reference,
             ],
         )

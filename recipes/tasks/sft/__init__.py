@@ -73,6 +73,7 @@ FACTS = register(
         serves=True,
         start="train",
         answers=True,
+        learns_answers=("best", "accepted"),
         tokens=True,
         records_losses=True,
         packs=True,

@@ -312,6 +312,11 @@ def _total_steps(config: RunConfig, fit: Training) -> int:
 def _require_known(config: RunConfig, devices: int) -> None:
     """Refuse what `plan` knows nothing of; raises ConfigError."""
     over = config.over
+    if over is not None and over.inspects is not None:
+        raise ConfigError(
+            f"recipe={config.recipe}: what a round learns is not written yet. Plan one round: write "
+            f"recipe={config.task.name} {config.recipe}={{}} with rows such as it will learn as data.train."
+        )
     if over is not None and (over.table is not None or over.folds) and config.task.compares:
         of = config.task.name
         raise ConfigError(f"of={of}: `plan` knows no bank of such members. Plan one: write recipe={of}.")

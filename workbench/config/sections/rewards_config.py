@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ByteSize, Field, FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
+from workbench.config.sections.basic_sections import ServerAddress
 from workbench.schema import CodeFile, MayExecute, Section, Tagged, Unit
 
 Aggregate = Literal["min", "product", "mean", "last"]
@@ -45,6 +46,8 @@ class RewardSource(Tagged):
     untagged: ClassVar[str] = "function"
     compares: ClassVar[bool] = False
     """Whether it compares the answers to a prompt with each other, and says nothing of one by itself."""
+    relative: ClassVar[bool] = False
+    """Whether the rewards of all answers to a prompt have the same mean, however good they are."""
     reads_likelihood: ClassVar[bool] = False
     """Whether it reads how likely an answer is to its writer."""
     choices: ClassVar[Mapping[str, type[Section]]] = KINDS
@@ -221,6 +224,35 @@ class UnitTestReward(RewardSource):
     @property
     def columns(self) -> tuple[str, ...]:
         return (self.tests,)
+
+
+CRITERIA = (
+    "Judge how well each answers it: first whether it is right, then whether it is complete, then if it is clear."
+)
+"""What a judge looks at by itself."""
+
+
+@register
+class JudgeReward(RewardSource):
+    """The share of the other answers to the same prompt that an answer beats, by a model at an address with OpenAI's
+    interface. It sees each pair in both orders; equal verdicts win, others are ties. Verdicts are kept on disk. n
+    different answers to a prompt take n (n - 1) requests."""
+
+    compares = True
+    relative = True
+    kind: Literal["judge"] = "judge"
+    url: ServerAddress
+    """Address of the server, up to /v1. OPENAI_API_KEY in the environment is sent as its key."""
+    model: str
+    """Name of the model there."""
+    criteria: str = CRITERIA
+    """What it is told to look at, in a sentence or more."""
+    max_tokens: Annotated[PositiveInt, Unit("tokens")] = 1024
+    """Longest verdict, its reasons included."""
+    at_once: Annotated[int, Field(ge=1, le=100), Unit("requests")] = 4
+    """Requests that run at the same time."""
+    timeout: Annotated[PositiveFloat, Unit("seconds")] = 600.0
+    """Longest wait for a verdict."""
 
 
 @register

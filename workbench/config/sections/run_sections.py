@@ -43,6 +43,7 @@ from workbench.config.sections.pseudo_label_config import PseudoLabelConfig
 from workbench.config.sections.regularise_config import RegulariseConfig
 from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.config.sections.rewards_config import RewardConfig, RewardSource
+from workbench.config.sections.rounds_config import RoundsConfig
 from workbench.config.sections.schedule_config import ScheduleConfig
 from workbench.config.sections.search_config import SearchConfig, SweepConfig
 from workbench.config.sections.tta_config import TtaConfig
@@ -112,6 +113,12 @@ class CommonSections(Section):
         """Facts about what is learnt."""
         over = self.over
         return task_facts.TASKS[self.recipe if over is None else self.of or over.of]
+
+    @property
+    def reader(self) -> TaskFacts:
+        """Facts about the task that reads the files, which of a recipe over tasks may be another one."""
+        over = self.over
+        return self.task if over is None or over.read_by is None else task_facts.TASKS[over.read_by]
 
     @property
     def sections_of_others(self) -> dict[str, list[str]]:
@@ -226,6 +233,7 @@ class TaskSections(CommonSections):
     sweep: SweepConfig = SweepConfig()
     search: SearchConfig = SearchConfig()
     fleet: FleetConfig = FleetConfig()
+    rounds: RoundsConfig = RoundsConfig()
     distill: DistillConfig = DistillConfig()
     embed: EmbedConfig = EmbedConfig()
     rerank: RerankConfig = RerankConfig()

@@ -333,11 +333,12 @@ def _rows(config: DataConfig, source: str) -> Iterator[TextRow]:
 
 
 def text_row(example: Example) -> TextRow:
-    """The prompt and the answer of an example, without what its system prompt says; or its raw text."""
+    """Prompt and answer of an example, or both its answers, without what its system prompt says; or its raw text."""
+    other = () if example.rejected is None else (text_row(example.rejected).texts[-1],)
     if not example.messages:
-        return TextRow(example.place, (example.whole_text,))
+        return TextRow(example.place, (example.whole_text, *other))
     by_role = {"user": "", "assistant": ""}
     for message in example.messages:
         if message["role"] in by_role:
             by_role[message["role"]] += f"{message.get('content') or ''}\n"
-    return TextRow(example.place, tuple(by_role.values()))
+    return TextRow(example.place, (*by_role.values(), *other))

@@ -428,10 +428,10 @@ def load(
         for other in test.values() if own.fold.trains else sets.values():
             trains[name] = _without_overlap(trains[name], other, own)
         texts = {
-            key: _texts(rows, keys.get(key, read_as), limit=keys[key].limit if key in keys else None)
+            key: _texts(rows, keys.get(key, read_as), template, limit=keys[key].limit if key in keys else None)
             for key, rows in sets.items()
         }
-        trains[name] = _decontaminated(trains[name], texts, own)
+        trains[name] = _decontaminated(trains[name], texts, own, template)
     if config.select.by == "gradient":
         target_rows(config, tokenizer, template)  # what is wrong with them is told before anything trains
     train = _selected(together(trains), trains, config, seed=seed)
@@ -745,14 +745,16 @@ def _cleaned(
     }
 
 
-def _decontaminated(train: TokenizedSet, sets: Mapping[str, Iterable[TextRow]], config: DataConfig) -> TokenizedSet:
+def _decontaminated(
+    train: TokenizedSet, sets: Mapping[str, Iterable[TextRow]], config: DataConfig, template: RowEncoder
+) -> TokenizedSet:
     """`train`, compared with every evaluation set as `data.decontaminate` says; its texts are read a second time."""
     wanted = config.decontaminate
     if wanted.action == "off":
         return train
     sets = {**sets, **decontamination.named_sets(config)}
     contamination_report = decontamination.find_contamination(
-        train.source, _texts(train, config, limit=config.limit), sets, wanted
+        train.source, _texts(train, config, template, limit=config.limit), sets, wanted
     )
     train = replace(train, contamination=contamination_report)
     if wanted.action != "drop" or not contamination_report.matches:
@@ -801,11 +803,18 @@ def raw_rows(tokens: TokenizedSet, config: DataConfig) -> Iterator[RawRow]:
             following = next(groups, None)
 
 
-def _texts(tokens: TokenizedSet, config: DataConfig, *, limit: int | None = None) -> Iterator[TextRow]:
-    """The texts of the rows of a set, in their order, which is that of the file; rows of one example have one."""
+def _texts(
+    tokens: TokenizedSet, config: DataConfig, template: RowEncoder | None = None, *, limit: int | None = None
+) -> Iterator[TextRow]:
+    """The texts of the rows of a set, in their order, which is that of the file; rows of one example have one.
+    `template`: reads them; None: as their format says."""
     wanted = (place for place, _ in itertools.groupby(map(example_of, tokens.places())))
     following = next(wanted, None)
-    for example in formats.read(starter.resolve(tokens.source), config, skipped=[], limit=limit):
+    conversion, reader = (None, None) if template is None else (template.conversion, template.reader)
+    read = formats.read(
+        starter.resolve(tokens.source), config, skipped=[], limit=limit, conversion=conversion, reader=reader
+    )
+    for example in read:
         if example.place == following:
             yield decontamination.text_row(example)
             following = next(wanted, None)

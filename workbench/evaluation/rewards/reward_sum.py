@@ -19,6 +19,7 @@ from workbench.config import DataConfig
 from workbench.config.sections.rewards_config import (
     FunctionReward,
     JsonReward,
+    JudgeReward,
     LikelihoodReward,
     ModelReward,
     NumberReward,
@@ -40,6 +41,7 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import reward_scores
 from workbench.evaluation.forward_passes import over_rows
+from workbench.evaluation.judges import JudgedShares
 from workbench.evaluation.rewards.verifiers import (
     JsonVerifier,
     NumberVerifier,
@@ -256,6 +258,7 @@ _MADE: dict[type[RewardSource], Callable[..., Reward]] = {
     ModelReward: RewardEnsemble,
     VoteReward: Vote,
     LikelihoodReward: WriterLikelihood,
+    JudgeReward: JudgedShares,
 }  # the class of each kind of reward, by the class of its section
 
 

@@ -1,0 +1,169 @@
+"""Rounds: each is a run of its own that begins with the adapter of the one before, whatever interrupts it."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+import workbench
+from tests.run_files import read_lines, read_scores
+from workbench.cli import render
+from workbench.cli.console import Terminal
+from workbench.config import RunConfig
+from workbench.data import starter
+from workbench.errors import ConfigError, Stopped
+from workbench.recipes.verbs.check import check
+from workbench.recipes.verbs.evaluate import evaluate
+from workbench.recipes.verbs.sample import sample
+
+# Stock PEFT uses what transformers calls deprecated.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")]
+EVEN = {"kind": "regex", "pattern": "[02468]"}
+
+
+@pytest.fixture(scope="module")
+def sections(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two rounds of pairs on the starter, which learns to answer with a number before, and is to prefer even ones."""
+    folder = tmp_path_factory.mktemp("rows")
+    for name, rows in {"train": slice(8), "start": slice(48), "held_out": slice(8)}.items():
+        lines = Path(starter.resolve(f"starter/arithmetic_{name}.jsonl")).read_text().splitlines(keepends=True)
+        (folder / f"{name}.jsonl").write_text("".join(lines[rows]))
+    return {
+        "recipe": "rounds",
+        "model": {"id": "starter", "weights": "float32", "compute": "float32"},
+        "adapter": {"method": "lora", "rank": 4, "alpha": 8},
+        "data": {"train": str(folder / "train.jsonl"), "held_out": str(folder / "held_out.jsonl"), "max_tokens": 32},
+        "rounds": {
+            "count": 2,
+            "n": 4,
+            "max_new_tokens": 4,
+            "score": [EVEN],
+            "on_worse": "go_on",
+            "warm_up": str(folder / "start.jsonl"),
+            "warm_up_steps": 12,
+            "warm_up_rate": 3e-3,
+        },
+        "batch": {"size": 12},
+        "train": {"steps": 3, "learning_rate": 5e-4},
+        "evaluate": {"every": None, "answers": 0},
+        "save": {"every": 1},
+    }
+
+
+@pytest.fixture(scope="module")
+def rounds(sections: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run. Read only."""
+    return run(sections, tmp_path_factory.mktemp("rounds") / "run")
+
+
+def run(sections: dict[str, Any], out: Path, *, resume: bool = False, **other: Any) -> Path:
+    own = {**sections, **other, "rounds": sections["rounds"] | other.get("rounds", {})}
+    return workbench.run(RunConfig.model_validate(own), out=out, quiet=True, resume=resume)
+
+
+def assert_same_adapter(one: Path, other: Path) -> None:
+    first, second = (load_file(each / "adapter" / "adapter_model.safetensors") for each in (one, other))
+    assert first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first)
+
+
+def table(path: Path) -> dict[str, Any]:
+    """rounds.json without what takes its time, and with folders of this run as those of any."""
+    text = (path / "rounds.json").read_text().replace(str(path), "RUN")
+    return dict(json.loads(text, object_hook=lambda each: {k: v for k, v in each.items() if k != "seconds"}))
+
+
+def test_each_round_begins_with_the_one_before(rounds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = table(rounds)
+    first, second = (rounds / "members" / f"round-{n}" for n in (1, 2))
+    assert [row["member"] for row in found["members"]] == ["round-1", "round-2"]
+    assert workbench.load_recipe(first / "config.yaml").prefer.start == str(rounds / "warm-up")
+    assert workbench.load_recipe(second / "config.yaml").prefer.start == str(first)
+    for folder, row in zip((first, second), found["members"], strict=True):
+        answers = read_lines(folder / "held_out_answers.jsonl")
+        assert len(answers) == 8 * 4 and len(read_lines(folder / "answers.jsonl")) == 8 * 4
+        assert row["reward"] == pytest.approx(sum(each["reward"] for each in answers) / len(answers))
+        assert all(each["margin"] == 1 for each in read_lines(folder / "rows.jsonl"))
+        assert row["rows"] == len(read_lines(folder / "rows.jsonl"))
+    shipped = rounds / "members" / found["best"]
+    assert_same_adapter(rounds, shipped)
+    assert read_scores(rounds)["after"]["reward"] == max(row["reward"] for row in found["members"])
+    assert evaluate(rounds) == evaluate(shipped) == read_scores(shipped)["after"]
+    assert not [*rounds.rglob("*.unfinished.jsonl")]
+    page = (rounds / "report.html").read_text()
+    assert 'href="members/round-2/report.html"' in page and "held-out prompts" in page
+    render.outcome(rounds)
+    assert "which is shipped" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_round_is_three_commands(rounds: Path, sections: dict[str, Any], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"score": ["{kind: regex, pattern: '[02468]'}"], "to": "pairs", "n": 4}
+    for name, prompts in {"rows": "train", "held_out": "held_out"}.items():
+        source = sections["data"][prompts]
+        sample(rounds / "warm-up", source, out=tmp_path / f"{name}.jsonl", max_new_tokens=4, **settings)
+    own = {name: sections[name] for name in ("model", "adapter", "batch", "train", "evaluate", "save")}
+    data = {"train": str(tmp_path / "rows.jsonl"), "held_out": str(tmp_path / "held_out.jsonl"), "max_tokens": 32}
+    start = {"start": str(rounds / "warm-up")}
+    config = RunConfig.model_validate({**own, "recipe": "prefer", "data": data, "prefer": start})
+    by_hand = workbench.run(config, out=tmp_path / "run", quiet=True)
+    first = rounds / "members" / "round-1"
+    for name in ("rows.jsonl", "held_out.jsonl"):
+        assert (tmp_path / name).read_bytes() == (first / name).read_bytes()
+    assert_same_adapter(by_hand, first)
+    assert read_scores(by_hand) == read_scores(first)
+
+
+def test_stopped_anywhere_it_ends_with_the_same_bits(
+    rounds: Path, sections: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While answers are drawn, between steps and between rounds: at every seventh time that a run asks."""
+    asked, ends = count(1), list[str]()
+    monkeypatch.setattr(Terminal, "stop_requested", lambda _: next(asked) % 7 == 0)
+    while True:
+        try:
+            run(sections, tmp_path / "run", resume=bool(ends))
+            break
+        except Stopped as stopped:
+            ends.append(str(stopped))
+    assert any("answers were drawn" in each for each in ends) and not all("drawn" in each for each in ends), ends
+    assert table(tmp_path / "run") == table(rounds)
+    for name in ("warm-up", "members/round-1", "members/round-2"):
+        assert_same_adapter(tmp_path / "run" / name, rounds / name)
+    for name in ("rows.jsonl", "held_out.jsonl", "answers.jsonl", "held_out_answers.jsonl"):
+        for own in (tmp_path / "run").rglob(name):
+            assert own.read_bytes() == (rounds / own.relative_to(tmp_path / "run")).read_bytes()
+
+
+def test_a_round_that_is_worse_ends_them_and_is_told_first(
+    rounds: Path, sections: dict[str, Any], tmp_path: Path
+) -> None:
+    """A rate that breaks the model; the rounds begin with the other run's warm-up."""
+    words = {"rounds": {"count": 3, "warm_up": None, "on_worse": "stop"}, "train": {"steps": 3, "learning_rate": 3.0}}
+    own = run(sections, tmp_path / "run", prefer={"start": str(rounds / "warm-up")}, **words)
+    (row,) = table(own)["members"]
+    assert row["worse"] and row["difference"] < 0
+    assert "Worse than what was there before: round-1." in (own / "report.html").read_text()
+
+
+def test_best_of_n_learns_single_answers(rounds: Path, sections: dict[str, Any], tmp_path: Path) -> None:
+    start = {"steps": 1, "start": str(rounds / "warm-up")}
+    own = run(sections, tmp_path / "run", of="sft", train=start, rounds={"count": 1, "warm_up": None, "least": 1})
+    rows = read_lines(own / "members" / "round-1" / "rows.jsonl")
+    assert rows and all(row["reward"] == 1 for row in rows)
+    assert len({row["prompt"] for row in rows}) == len(rows), "one answer to a prompt"
+
+
+def test_answers_that_are_all_alike_teach_nothing(sections: dict[str, Any], rounds: Path, tmp_path: Path) -> None:
+    alike = {"warm_up": None, "score": [{"kind": "regex", "pattern": "(?s).*"}]}
+    with pytest.raises(ConfigError, match="none of 8 prompts has two finished answers that differ in reward"):
+        run(sections, tmp_path / "run", prefer={"start": str(rounds / "warm-up")}, rounds=alike)
+
+
+def test_check_shows_the_prompts_and_counts_the_rounds(sections: dict[str, Any]) -> None:
+    found = check(RunConfig.model_validate(sections))
+    assert len(found.data.train) == len(found.data.held_out) == 8
+    assert "2 rounds: each writes 4 answers to each of 8 prompts" in found.notes[0]
