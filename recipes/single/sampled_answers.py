@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import mimetypes
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -571,7 +570,7 @@ class SampledRows:
     choice: PairedScore | None
     """What choosing by the rewards is worth on rows that hold an answer; see `worth`."""
     passes: dict[int, tuple[float, tuple[float, float] | None]]
-    """pass@k by k, the powers of two up to the number of answers, with its 95 % interval; see `pass_at`. Empty where
+    """pass@k by k, the powers of two up to the number of answers, with its 95 % interval; see `passes`. Empty where
     no reward says what is right: all are 0 or 1, or there is a lowest one of what is accepted."""
 
 
@@ -620,22 +619,10 @@ def facts(
     )
 
 
-def pass_at(k: int, answers: int, right: int) -> float:
-    """Chance that one or more of k answers to a prompt are right, where `right` of `answers` >= k were.
-
-    It is unbiased: 1 - C(answers - right, k) / C(answers, k) (Chen et al. 2021, arXiv:2107.03374, eq. 1).
-    """
-    return 1 - math.comb(answers - right, k) / math.comb(answers, k)
-
-
 def _passes(groups: Sequence[AnswerGroup], least: float) -> dict[int, tuple[float, tuple[float, float] | None]]:
     counts = [(len(group.answers), sum(each.reward >= least for each in group.answers)) for group in groups]
-    fewest = min(answers for answers, _ in counts)
-    found = {}
-    for k in (2**power for power in range(fewest.bit_length())):
-        value_S = np.asarray([pass_at(k, *each) for each in counts])
-        found[k] = float(value_S.mean()), comparison.mean_interval(value_S)
-    return found
+    passed = generated_answers.passes(counts)
+    return {k: (float(value_S.mean()), comparison.mean_interval(value_S)) for k, value_S in passed.items()}
 
 
 def worth(groups: Sequence[AnswerGroup], references: Sequence[str | None]) -> PairedScore | None:

@@ -31,7 +31,6 @@ from workbench.recipes.single.sampled_answers import (
     AnswerGroup,
     SampledRows,
     ScoredAnswer,
-    pass_at,
     rows_to_write,
     worth,
 )
@@ -98,12 +97,12 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(trained: Path, aske
         answers = [1] * right + [0] * (5 - right)
         for k in range(1, 6):
             draws = [any(each) for each in itertools.combinations(answers, k)]
-            assert pass_at(k, 5, right) == pytest.approx(sum(draws) / len(draws))
+            assert generated_answers.pass_at(k, 5, right) == pytest.approx(sum(draws) / len(draws))
     found = _facts(trained, asked, "all.jsonl", to="all", least=6.0)
     rows = [json.loads(line) for line in (asked.parent / "all.jsonl").read_text().splitlines()]
     rights = [sum(row["reward"] >= 6 for row in rows[at : at + 4]) for at in range(0, 24, 4)]
     assert {k: value for k, (value, _) in found.passes.items()} == pytest.approx(
-        {k: np.mean([pass_at(k, 4, right) for right in rights]) for k in (1, 2, 4)}
+        {k: np.mean([generated_answers.pass_at(k, 4, right) for right in rights]) for k in (1, 2, 4)}
     )
     assert found.passes[1][0] == pytest.approx(sum(rights) / 24)
     assert _facts(trained, asked, "other.jsonl", to="all").passes == {}  # a sum of letters says not what is right

@@ -6,6 +6,7 @@ Legend: G answers to a prompt, T most tokens of an answer, S answers.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -133,6 +134,21 @@ def sampling_numbers(key: Sequence[int], *, answers: int, tokens: int) -> Floats
     """Random numbers (G, T) in [0, 1) of the answers to a prompt; those of each answer depend on `key` and its number.
     `key`: numbers >= 0, such as seed, step and row."""
     return np.stack([np.random.default_rng([*key, answer]).random(tokens) for answer in range(answers)])
+
+
+def pass_at(k: int, answers: int, right: int) -> float:
+    """Chance that one or more of k answers to a prompt are right, where `right` of `answers` >= k were.
+
+    It is unbiased: 1 - C(answers - right, k) / C(answers, k) (Chen et al. 2021, arXiv:2107.03374, eq. 1).
+    """
+    return 1 - math.comb(answers - right, k) / math.comb(answers, k)
+
+
+def passes(counts: Sequence[tuple[int, int]]) -> dict[int, Floats]:
+    """pass@k of each prompt by k, the powers of two up to the fewest answers, from its answers and right ones."""
+    fewest = min(answers for answers, _ in counts)
+    powers = (2**power for power in range(fewest.bit_length()))
+    return {k: np.asarray([pass_at(k, *each) for each in counts]) for k in powers}
 
 
 GRAM = 4  # words, or tokens, that are compared together
