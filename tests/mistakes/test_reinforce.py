@@ -151,6 +151,24 @@ CASES = {
     ),
     "no address": Case("reinforce.rollouts.url", "write an address such as", "reinforce.rollouts.url=here:8000"),
     "no turn": Case("reinforce.rollouts.sync_every", "greater than 0", f"{SERVED} reinforce.rollouts.sync_every=0"),
+    "staleness without an address": Case(
+        "reinforce.rollouts.staleness is for reinforce.rollouts.url", "Leave it out", "reinforce.rollouts.staleness=2"
+    ),
+    "two bounds of age": Case(
+        "sync_every makes them older",
+        "Leave one of them out",
+        f"{SERVED} reinforce.rollouts.staleness=2 reinforce.rollouts.sync_every=2",
+    ),
+    "less than a rollout ahead": Case(
+        "reinforce.rollouts.staleness=2 is less than the 3 updates",
+        "Write 3 or more, or 0",
+        f"{SERVED} reinforce.rollouts.staleness=2 reinforce.updates=3",
+    ),
+    "old answers that are not weighed": Case(
+        "answers written by older weights",
+        "Leave reinforce.importance_cap out",
+        f"{SERVED} reinforce.rollouts.staleness=2 reinforce.importance_cap=0",
+    ),
     "all weights to a server": Case(
         "adapter.method=full trains the backbone itself, whose weights it cannot take",
         "Write adapter.method=lora|rslora|lora+",

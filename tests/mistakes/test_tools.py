@@ -108,11 +108,6 @@ CASES = {
     "whole answers in pairs": case(
         "episodes with tools have turns", "Write reinforce.method=grpo", "reinforce.method=online_dpo"
     ),
-    "answers of a server": case(
-        "a server of answers is not asked for turns",
-        "Leave reinforce.rollouts out",
-        "reinforce.rollouts.url=http://127.0.0.1:9/v1 reinforce.rollouts.id=m",
-    ),
     "a template without tools": case("writes no tools", "model.chat_template=FILE", "model.chat_template=my.yaml"),
     "rows with tools": case("has `tools` of its own", "data.ignore='[tools]'", tools=[SCHEMA]),
 }

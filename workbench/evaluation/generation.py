@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -208,8 +208,9 @@ class AnswerSampler:
         )
         self._virtual = isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning
 
-    def begin(self) -> None:
-        """Do nothing: the model that generates is the one that trains."""
+    def begin(self) -> Self:
+        """Itself: the model that generates is the one that trains."""
+        return self
 
     def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
         """Numbers of the prompts of each batch, which depend on the prompts alone; G = `answers`, T = `tokens`."""

@@ -5,13 +5,14 @@ Legend: G answers to a prompt, T most tokens of an answer.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -42,20 +43,25 @@ class ServedPolicy:
         save: Writes the adapter as it is now into a folder, in PEFT's format.
         folder: Holds the adapters that the server has loaded; the server reads it at the same path.
         every: Rollouts between two updates of the server's weights.
+        earlier: Weights before those of now that may still be asked.
     """
 
-    def __init__(self, server: OpenAIClient, save: Callable[[Path], None], folder: Path, *, every: int) -> None:
-        self.server, self._save, self._folder, self._every = server, save, folder, every
-        self.name = ""  # the server's name for the weights that answer now
+    def __init__(
+        self, server: OpenAIClient, save: Callable[[Path], None], folder: Path, *, every: int = 1, earlier: int = 0
+    ) -> None:
+        self.server, self._save, self._folder, self._every, self._earlier = server, save, folder, every, earlier
+        self._names: list[str] = []
+        """The server's names for the weights that answer, those of now last."""
         self._rollouts = 0
 
-    def refresh(self) -> None:
-        """Load the current weights into the server, at every `every`-th rollout since the run began or resumed. Raises
-        BackboneError: the server does not answer; ConfigError: it does not load the adapter."""
+    def refreshed(self) -> str:
+        """The server's name for the current weights, which are loaded there at every `every`-th rollout since the run
+        began or resumed. Raises BackboneError: the server does not answer; ConfigError: it does not load the adapter.
+        """
         due = self._rollouts % self._every == 0
         self._rollouts += 1
         if not due:
-            return
+            return self._names[-1]
         aside = self._folder / "next"
         with files.new_folder(aside, durable=False) as unfinished:
             self._save(unfinished)
@@ -63,14 +69,15 @@ class ServedPolicy:
         for file in ("adapter_config.json", "adapter_model.safetensors"):
             whole.update((aside / file).read_bytes())
         name = f"{self._folder.resolve().parent.name}-{whole.hexdigest()[:12]}"
-        known = [each for each in _adapter_names(self._folder) if each != name]
-        if name != self.name:
+        if name not in self._names:
             shutil.rmtree(self._folder / name, ignore_errors=True)
             aside.rename(self._folder / name)
             self._load(name)
-        self.name = name
-        for each in known:
-            _forget(self.server, self._folder / each)
+        self._names = [*(each for each in self._names if each != name), name][-1 - self._earlier :]
+        for each in _adapter_names(self._folder):
+            if each not in self._names:
+                _forget(self.server, self._folder / each)
+        return name
 
     def _load(self, name: str) -> None:
         path = (self._folder / name).resolve()
@@ -127,14 +134,20 @@ class ServedSampler:
         policy: The adapter that answers there.
         known: Size of the tokenizer's vocabulary.
         stop: Tokens that end an answer.
+        longest: Most tokens of a prompt and its answer.
     """
 
-    def __init__(self, policy: ServedPolicy, *, known: int, stop: Sequence[int], temperature: float) -> None:
+    def __init__(
+        self, policy: ServedPolicy, *, known: int, stop: Sequence[int], temperature: float, longest: int
+    ) -> None:
         self._policy, self._known, self._stop, self._temperature = policy, known, list(stop), temperature
+        self._longest, self._name = longest, ""
 
-    def begin(self) -> None:
-        """Update the server's weights where it is time."""
-        self._policy.refresh()
+    def begin(self) -> Self:
+        """A sampler of the weights that the server has now, which it is given where it is time."""
+        begun = copy.copy(self)
+        begun._name = self._policy.refreshed()
+        return begun
 
     def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
         """One batch of all prompts: the server batches them itself."""
@@ -160,10 +173,10 @@ class ServedSampler:
     def _asked(self, prompt: Indices, draws_GT: Floats) -> list[SampledAnswer]:
         answers, most = draws_GT.shape
         body = {
-            "model": self._policy.name,
+            "model": self._name,
             "prompt": prompt.tolist(),
             "n": answers,
-            "max_tokens": most,
+            "max_tokens": min(most, self._longest - len(prompt)),
             "temperature": self._temperature,
             "seed": int(draws_GT[0, 0] * 2**31),
             "stop_token_ids": self._stop,

@@ -6,6 +6,7 @@ The loop is that of every recipe; what differs is that the model writes the rows
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,11 @@ from workbench.config import DataConfig, RunConfig, model_heads
 from workbench.config.sections.basic_sections import EvaluateConfig, SaveConfig, TrainConfig
 from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.data import mixture, named_sets
-from workbench.data.batching import Indices, MicroBatch, evenly_spaced
+from workbench.data.batching import Indices, MicroBatch, Row, evenly_spaced
 from workbench.data.held_out_split import Splits
 from workbench.data.text import generated_answers, tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.generated_answers import Episode, SampledAnswer, WriteTurns
+from workbench.data.text.generated_answers import Episode, Floats, SampledAnswer, WriteTurns
 from workbench.data.text.prompts import PromptEncoder, sampled_prompts
 from workbench.data.text.tokenized_set import TokenizedSet, require_ends
 from workbench.data.text.tool_calls import CallReader
@@ -51,7 +52,7 @@ from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
 from workbench.training.reinforcement import objective
 from workbench.training.reinforcement.objective import ReinforceObjective
-from workbench.training.reinforcement.rollouts import RolloutRows, Rollouts, SamplesAnswers
+from workbench.training.reinforcement.rollouts import RolloutRows, Rollouts, SamplesAnswers, TurnWriter
 from workbench.training.signal import TrainingSignal
 
 if TYPE_CHECKING:
@@ -132,6 +133,31 @@ def scored_rows(
     return split or tokenized.load(config.data, tokenizer, encoder, seed=config.seed).held_out
 
 
+def drawn(
+    sampler: SamplesAnswers,
+    player: RowPlayer | None,
+    judge: RowJudge,
+    asked: Sequence[Row],
+    rows: Indices,
+    draws: Sequence[Floats],
+) -> tuple[dict[str, Floats], list[str]]:
+    """Rewards by name, and texts, of answers that are drawn to prompts, those to each one after another.
+
+    Args:
+        asked: The prompts, each with one more token.
+        rows: Their numbers in the table of the judge.
+        draws: Random numbers (G, T) of the answers to each.
+    """
+    each = len(draws[0])
+    numbers, writer = np.repeat(rows, each).tolist(), TurnWriter(sampler, draws, scored=False)
+    if player is None:
+        written = [one.ids for one in writer.answers(asked)]
+        return judge.named(numbers, written), [judge.text(ids) for ids in written]
+    contexts = [row.input_ids[:-1] for row in asked for _ in range(each)]
+    episodes = player.play(numbers, contexts, writer.turns)
+    return judge.of_episodes(numbers, episodes), [one.transcript for one in episodes]
+
+
 @dataclass(frozen=True)
 class RewardedAnswer:
     """An answer to a held-out prompt."""
@@ -155,6 +181,8 @@ class ReinforceRun(StartedRun):
     server: OpenAIClient | None = field(default=None, kw_only=True)
     """Writes the answers, where the model that trains does not."""
     tools: Toolbox | None = field(default=None, kw_only=True)
+    turn: threading.Lock = field(default_factory=threading.Lock, kw_only=True)
+    """Held by who asks the tools and the rewards, while a server writes answers ahead."""
 
     def write_before(self, start: ExportedModel) -> None:
         scoring = stored_results(self.config, self.run, self.callback.stop_requested, model="before")
@@ -174,13 +202,18 @@ class ReinforceRun(StartedRun):
             processor = self.data.train.processor
             sampler = AnswerSampler(live.model, known=known, stop=stop, temperature=temperature, processor=processor)
         else:
-            sampler = rollout_server.sampler(self.server, self.config, self.run, live, known=known)
+            longest = int(RolloutRows(self.data.train, section).longest_sequences.max())
+            sampler = rollout_server.sampler(
+                self.server, self.config, self.run, live, known=known, stop=stop, longest=longest
+            )
         if section.start is None:
             reference = objective.backbone_reader(live.model, backbone.model, live.head, temperature, device=device)
         else:
             reference = objective.snapshot_reader(live.model, live.head, temperature, device=device)
+        prompts = sampled_prompts(self.data.train, self.config)
+        steps = total_steps(self.config, len(prompts))
         rows = Rollouts(
-            sampled_prompts(self.data.train, self.config),
+            prompts,
             section,
             sampler,
             judge,
@@ -191,6 +224,9 @@ class ReinforceRun(StartedRun):
             player=player,
             ranks=self.run.ranks,
             served=section.rollouts.url is not None,
+            batch=self.config.batch.size,
+            total=None if steps is None else math.ceil(steps / section.updates),
+            turn=self.turn,
         )
         return self.signal(rows, live)._replace(keeps={KEPT: rows})
 
@@ -223,7 +259,8 @@ class ReinforceRun(StartedRun):
             return ()
         rows = self.data.held_out
         order = np.random.default_rng(self.config.seed).permutation(len(rows))[: self.sample_count]
-        prompts, episodes = self._episodes(live, rows, order, None)
+        with self.turn:
+            prompts, episodes = self._episodes(live, rows, order, None)
         pairs = zip(order, prompts, episodes, strict=True)
         return [
             GeneratedAnswer(rows.place(int(row)), self._shown(prompt), "", each.transcript)
@@ -245,6 +282,7 @@ class ReinforceRun(StartedRun):
         if self.tools is not None:
             figures["success"] = np.asarray([each.reward >= generated_answers.SUCCESS for each in answers])
             figures |= {name: np.asarray([each.counts[name] for each in answers]) for name in answers[0].counts}
+        figures |= self._drawn(model, rows)
         reward_N = np.asarray([each.reward for each in answers])
 
         def of_some(own: Indices) -> dict[str, float]:
@@ -261,13 +299,14 @@ class ReinforceRun(StartedRun):
     ) -> tuple[list[RewardedAnswer], dict[str, Any]]:
         """Greedy answers to `evaluate.answers` prompts, evenly spaced, and their rewards by name."""
         chosen = self._chosen(rows)
-        prompts, episodes = self._episodes(model, rows, chosen, scoring)
         judge, numbers = self._judge(rows), rows.rows[chosen].tolist()
-        if self.tools is None:
-            named = judge.of_texts(numbers, [each.text for each in episodes])
-            lengths = [len(self.tokenizer(each.text, add_special_tokens=False)["input_ids"]) for each in episodes]
-        else:
-            named, lengths = judge.of_episodes(numbers, episodes), [each.tokens for each in episodes]
+        with self.turn:
+            prompts, episodes = self._episodes(model, rows, chosen, scoring)
+            if self.tools is None:
+                named = judge.of_texts(numbers, [each.text for each in episodes])
+                lengths = [len(self.tokenizer(each.text, add_special_tokens=False)["input_ids"]) for each in episodes]
+            else:
+                named, lengths = judge.of_episodes(numbers, episodes), [each.tokens for each in episodes]
         parts = zip(chosen, prompts, episodes, judge.total(named), lengths, strict=True)
         answers = [
             RewardedAnswer(
@@ -276,6 +315,33 @@ class ReinforceRun(StartedRun):
             for row, prompt, each, reward, length in parts
         ]
         return answers, named
+
+    def _drawn(self, model: ExportedModel, rows: TokenizedSet) -> dict[str, Floats]:
+        """Mean reward of `reinforce.draws` answers to each of the same prompts, and pass@k."""
+        section, chosen, judge = self.config.reinforce, self._chosen(rows), self._judge(rows)
+        if not section.draws:
+            return {}
+        draws = [
+            generated_answers.sampling_numbers(
+                [self.config.seed, int(row)], answers=section.draws, tokens=section.max_new_tokens
+            )
+            for row in rows.rows[chosen]
+        ]
+        player = None if self.tools is None else self._player(model, rows)
+        stop = model.stop or evaluation.stop_tokens(self.tokenizer, self.data.train)
+        sampler = AnswerSampler(
+            model.model,
+            known=len(self.tokenizer),
+            stop=stop if player is None else player.player.stop,
+            temperature=section.temperature,
+            processor=rows.processor,
+        )
+        with self.turn:
+            named, _ = drawn(sampler, player, judge, [rows[int(row)] for row in chosen], rows.rows[chosen], draws)
+        reward_PG = judge.total(named).reshape(-1, section.draws)
+        right_P = (reward_PG >= generated_answers.SUCCESS).sum(1).tolist()
+        passed = generated_answers.passes([(section.draws, right) for right in right_P])
+        return {f"mean@{section.draws}": reward_PG.mean(1)} | {f"pass@{k}": value_P for k, value_P in passed.items()}
 
     def _shown(self, prompt: Indices) -> str:
         return generation.shown(self.tokenizer, prompt, self.data.train.processor).strip()

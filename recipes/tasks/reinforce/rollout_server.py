@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from transformers import PreTrainedTokenizerBase
@@ -74,11 +74,22 @@ def require(server: OpenAIClient, config: RunConfig, tokenizer: PreTrainedTokeni
     served_sampler.require_loading(server)
 
 
-def sampler(server: OpenAIClient, config: RunConfig, run: Run, live: ExportedModel, *, known: int) -> ServedSampler:
+def sampler(
+    server: OpenAIClient,
+    config: RunConfig,
+    run: Run,
+    live: ExportedModel,
+    *,
+    known: int,
+    stop: Sequence[int],
+    longest: int,
+) -> ServedSampler:
     """Draws answers there, of the adapter as it trains here.
 
     Args:
         known: Size of the tokenizer's vocabulary.
+        stop: Tokens that end an answer, or a turn.
+        longest: Most tokens of a prompt and its answer.
     """
     section = config.reinforce
     policy = ServedPolicy(
@@ -86,8 +97,9 @@ def sampler(server: OpenAIClient, config: RunConfig, run: Run, live: ExportedMod
         lambda folder: adapters.save(live.model, folder),
         run.path / FOLDER,
         every=section.rollouts.sync_every,
+        earlier=section.rollouts.staleness // section.updates,
     )
-    return ServedSampler(policy, known=known, stop=live.stop, temperature=section.temperature)
+    return ServedSampler(policy, known=known, stop=stop, temperature=section.temperature, longest=longest)
 
 
 def forget(server: OpenAIClient | None, run: Run) -> None:

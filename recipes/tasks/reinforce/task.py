@@ -39,7 +39,6 @@ from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback, Silent
 from workbench.training.optim.schedules import total_steps
-from workbench.training.reinforcement.rollouts import TurnWriter
 
 if TYPE_CHECKING:
     from workbench.data.text.quality.survey import SourceRows
@@ -75,16 +74,9 @@ def _answered(
         generated_answers.sampling_numbers([config.seed, int(row)], answers=ANSWERS, tokens=section.max_new_tokens)
         for row in chosen
     ]
+    playing = None if player is None else RowPlayer(player, judge)
+    named, texts = reinforce_run.drawn(sampler, playing, judge, prompts, train.rows[chosen], numbers)
     rows = np.repeat(chosen, ANSWERS)
-    table_rows = train.rows[rows].tolist()
-    writer = TurnWriter(sampler, numbers, scored=False)
-    if player is None:
-        written = [one.ids for one in writer.answers(prompts)]
-        named, texts = judge.named(table_rows, written), [judge.text(each) for each in written]
-    else:
-        asked = [prompt.input_ids[:-1] for prompt in prompts for _ in range(ANSWERS)]
-        episodes = RowPlayer(player, judge).play(table_rows, asked, writer.turns)
-        named, texts = judge.of_episodes(table_rows, episodes), [each.transcript for each in episodes]
     totals = judge.total(named)
     shown: Shown = []
     for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
@@ -105,6 +97,8 @@ def _sizes(config: RunConfig, data: Splits[TokenizedSet]) -> Iterator[str]:
             f"Answers are written by {served.id} at {served.url}, which loads the adapter before every "
             f"{'' if served.sync_every == 1 else f'{served.sync_every}th '}rollout (those shown are written here)."
         )
+    if served.staleness:
+        yield f"It writes up to {served.staleness} updates ahead of the training (reinforce.rollouts.staleness)."
     if section.updates > 1:
         yield f"Each answer is learnt from in {section.updates} steps one after another (reinforce.updates)."
 

@@ -75,6 +75,10 @@ class RolloutsConfig(Section):
     """The name of the backbone there."""
     sync_every: Annotated[PositiveInt, Unit("rollouts")] = 1
     """Rollouts that are written, one for all updates on it, before the server is given the weights of now."""
+    staleness: Annotated[NonNegativeInt, Unit("updates")] = 0
+    """Updates by which the weights that write answers may be older than those that the answers teach: the server writes
+    those of the next steps while this one trains, so far ahead and no farther. Tokens are weighed for it
+    (importance_cap). 0: it writes, then the run trains."""
 
 
 class ReinforceConfig(Section):
@@ -154,6 +158,10 @@ class ReinforceConfig(Section):
     """Optimizer steps on those rows, of batch.size rows each."""
     warm_up_rate: PositiveFloat | None = None
     """Their learning rate; null: train.learning_rate."""
+    draws: Annotated[NonNegativeInt, Unit("answers to a prompt")] = 0
+    """Answers that are drawn at `temperature` to each of the evaluate.answers prompts where a finished run is scored,
+    beside the greedy one: their mean reward (`mean@8`) and the chance that one or more of k are right, with a reward of
+    1 or more (`pass@1`, `pass@2`, ...; unbiased, Chen et al. 2021, arXiv:2107.03374); 0: none."""
     trust: MayExecute = False
     """Execute the Python code that the configuration of `start` names."""
 
@@ -215,7 +223,7 @@ class ReinforceConfig(Section):
     def _served_misfits(self) -> Iterator[str]:
         served = self.rollouts
         if served.url is None:
-            for key in ("id", "sync_every"):
+            for key in ("id", "sync_every", "staleness"):
                 if served.differs(key):
                     yield (
                         f"reinforce.rollouts.{key} is for reinforce.rollouts.url, which names no server. Leave it out, "
@@ -228,6 +236,24 @@ class ReinforceConfig(Section):
                 "reinforce.rollouts.url: a server tells probabilities at temperature 1, with which others cannot be "
                 "compared. Leave reinforce.temperature out, or write reinforce.importance_cap=0."
             )
+        if served.url is None or not served.staleness:
+            return
+        if served.sync_every > 1:
+            yield (
+                "reinforce.rollouts.staleness bounds the age of the weights that write, and sync_every makes them "
+                "older. Leave one of them out."
+            )
+        if served.staleness < self.updates:
+            yield (
+                f"reinforce.rollouts.staleness={served.staleness} is less than the {self.updates} updates on each "
+                f"rollout, so that none could be written ahead. Write {self.updates} or more, or 0."
+            )
+        if not (self.corrects or self.pairs):
+            yield (
+                "reinforce.rollouts.staleness has answers written by older weights, and reinforce.importance_cap=0 "
+                f"does not weigh them for it. Leave reinforce.importance_cap out (it is {SERVED_CAP:g} then), or write "
+                "reinforce.rollouts.staleness=0."
+            )
 
     def _tool_misfits(self) -> Iterator[str]:
         tools = self.tools
@@ -237,11 +263,6 @@ class ReinforceConfig(Section):
             yield (
                 "reinforce.method=online_dpo compares two whole answers, and episodes with tools have turns. Write "
                 "reinforce.method=grpo, or leave reinforce.tools out."
-            )
-        if self.rollouts.url is not None:
-            yield (
-                "reinforce.tools are called here, where the model writes: a server of answers is not asked for turns. "
-                "Leave reinforce.rollouts out."
             )
         credit = f"reinforce.tools.credit={tools.credit}"
         if tools.credit != "gigpo":

@@ -5,14 +5,20 @@ with the same bits, from the answers in its checkpoint or from new ones that are
 
 With tools an answer is an episode of several turns, whose rows hold what tools answered between what was drawn.
 
+A server may write the answers of the next steps while this one trains (`staleness`): with the weights of a step that is
+always equally far back, so that the clock decides nothing.
+
 Legend: P prompts, G answers to each, E = P x G answers, S rows of them (E but where a template rewrites turns), T most
 tokens of an answer, N labels.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, Self
 
@@ -21,7 +27,7 @@ import torch
 from torch import Tensor
 
 from workbench.config.sections.reinforce_config import Baseline, ReinforceConfig
-from workbench.data.batching import Indices, MicroBatch, Row, micro_batches, padded
+from workbench.data.batching import Indices, MicroBatch, Row, global_batch, micro_batches, padded, steps_per_epoch
 from workbench.data.text import generated_answers
 from workbench.data.text.generated_answers import Episode, Floats, SampledAnswer, WriteTurns
 from workbench.data.text.preference_pairs import ANSWER, ROW, with_answers
@@ -102,6 +108,8 @@ class Rollout:
     """Number of what each of these turns read, where those that read the same are compared."""
     beta: Tensor | None = None
     """Factor of the divergence from the reference where it adapts, (1,), float64; None: that of the settings."""
+    stale: Tensor | None = None
+    """Updates by which the weights that drew it are older than those it teaches first, (1,); None: 0."""
 
     @property
     def each(self) -> int:
@@ -181,6 +189,7 @@ class Rollout:
             "answers[repetition]": float(np.mean([generated_answers.repeated(each.tolist()) for each in answers])),
             "answers[no signal]": float(dull_P.double().mean()),
             **({} if self.beta is None else {"scale[beta]": float(self.beta)}),
+            **({} if self.stale is None else {"answers[staleness]": int(self.stale)}),
             **({"answers[replaced]": int(self.replaced) / len(self.prompts_P)} if int(self.replaced) else {}),
         }
 
@@ -265,8 +274,8 @@ SEED = 7
 class SamplesAnswers(Protocol):
     """Writes answers to prompts from random numbers."""
 
-    def begin(self) -> None:
-        """Called before a rollout: weights have changed since the last one."""
+    def begin(self) -> Self:
+        """What samples with the weights of now. Called before a rollout: weights have changed since the last one."""
 
     def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
         """Numbers of the prompts that are answered together."""
@@ -530,6 +539,9 @@ class Rollouts(RolloutRows, Checkpointed):
         player: Carries out calls of tools; None: there are none.
         ranks: The processes that write and read the answers of a step, each its part; every one has all of them then.
         served: Another machine writes them, which the first process asks.
+        batch: Prompts of a step.
+        total: Rollouts of the run; None: nobody knows.
+        turn: Held while answers are written ahead: what judges them and carries out calls is not asked twice at once.
     """
 
     def __init__(
@@ -546,9 +558,17 @@ class Rollouts(RolloutRows, Checkpointed):
         player: PlaysEpisodes | None = None,
         ranks: Ranks = ALONE,
         served: bool = False,
+        batch: int = 1,
+        total: int | None = None,
+        turn: AbstractContextManager[Any] | None = None,
     ) -> None:
         super().__init__(prompts, config)
-        self._ranks, self._served = ranks, served
+        # A server, and the tools of episodes, are asked by the first process alone.
+        self._by_first, self._ranks = served or player is not None, ranks
+        self._batch, self._total, self._turn = batch, math.inf if total is None else total, turn or nullcontext()
+        self._ahead: deque[Future[Rollout]] = deque()
+        """Rollouts of the present step, until it begins, and of those after it."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         self._sampler, self._judge, self._own, self._reference = sampler, judge, own, reference
         self._seed, self._stop, self._player = seed, stop, player
 
@@ -557,19 +577,59 @@ class Rollouts(RolloutRows, Checkpointed):
         prompts = self._drawn.sample(draws, epoch=epoch)
         if not self.now.of(prompts, epoch):
             beta = self._next_beta()
-            self._use(replace(self._written(prompts, epoch), beta=beta))
+            if not self._by_first:
+                written = self._written(self._sampler.begin(), prompts, epoch)
+            else:
+                written = self._ranks.agreed(self._next(prompts, epoch) if self._ranks.first else self.now)
+            self._use(replace(written, beta=beta))
         unread = self.now.reference_ST is None and self.config.refers
         if unread or (self.now.advantage_ST is None and not self.config.pairs):
             self._use(self._read(self.now))
         return self._distinct
 
     def state(self) -> dict[str, Tensor]:
-        """The answers of the present step, for a checkpoint."""
-        return self.now.state()
+        """The answers of the present step, and those that were written ahead, for a checkpoint."""
+        found = self.now.state()
+        for place, ahead in enumerate(self._ahead):
+            if ahead.exception() is not None:  # raised where the answers are needed
+                break
+            found |= {f"{place}/{name}": each for name, each in ahead.result().state().items()}
+        return found
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Go on with these answers."""
-        self._use(Rollout.from_state(state))
+        self._use(Rollout.from_state({name: each for name, each in state.items() if not name[0].isdigit()}))
+        self._ahead.clear()
+        while own := {name: each for name, each in state.items() if name.startswith(f"{len(self._ahead)}/")}:
+            self._ahead.append(Future())
+            self._ahead[-1].set_result(Rollout.from_state({n.partition("/")[2]: each for n, each in own.items()}))
+
+    def _next(self, prompts: Indices, epoch: int) -> Rollout:
+        """Answers to the prompts of a step; those of later ones are begun, as far as they may be ahead."""
+        sampler = self._sampler.begin()
+        lead = self.config.rollouts.staleness // self.config.updates
+        if not lead:
+            return self._written(sampler, prompts, epoch)
+        per_epoch = steps_per_epoch(len(self), self._batch)
+        of_epoch = range(epoch * per_epoch, (epoch + 1) * per_epoch)
+        now = next(number for number in of_epoch if np.array_equal(self._prompts_of(number), prompts))
+        while len(self._ahead) <= lead and now + len(self._ahead) < max(self._total, now + 1):
+            stale, number = len(self._ahead) * self.config.updates, now + len(self._ahead)
+            asked = self._prompts_of(number), number // per_epoch
+            self._ahead.append(self._thread.submit(self._written_ahead, sampler, *asked, stale))
+        rollout = self._ahead.popleft().result()
+        assert rollout.of(prompts, epoch), "rollouts are used in their order"
+        return rollout
+
+    def _prompts_of(self, number: int) -> Indices:
+        """Prompts of a rollout, counted from the run's first."""
+        rows = len(self)
+        draws = global_batch(number, rows=rows, size=self._batch, seed=self._seed)
+        return self._drawn.sample(draws, epoch=number // steps_per_epoch(rows, self._batch))
+
+    def _written_ahead(self, sampler: SamplesAnswers, prompts: Indices, epoch: int, stale: int) -> Rollout:
+        with self._turn:
+            return replace(self._written(sampler, prompts, epoch), stale=torch.tensor([stale]))
 
     def _next_beta(self) -> Tensor | None:
         """Beta of the rollout after the present one, where it adapts to how far this one had diverged."""
@@ -588,11 +648,9 @@ class Rollouts(RolloutRows, Checkpointed):
             )
         return torch.tensor([beta], dtype=torch.float64)
 
-    def _written(self, draws: Indices, epoch: int) -> Rollout:
+    def _written(self, sampler: SamplesAnswers, draws: Indices, epoch: int) -> Rollout:
         """Answers to the prompts of a step; prompts whose answers all have one reward are replaced, a few times."""
-        if self._ranks.first or not self._served:
-            self._sampler.begin()
-        groups = self._groups(draws, key=[epoch, int(draws[0]), 0])
+        groups = self._groups(sampler, draws, key=[epoch, int(draws[0]), 0])
         replaced = 0
         for attempt in range(1, self.config.settings.resample + 1):
             dull = [number for number, group in enumerate(groups) if group.dull]
@@ -605,7 +663,7 @@ class Rollouts(RolloutRows, Checkpointed):
             others = {place: other for place, other in others.items() if other is not None}
             if not others:
                 break
-            fresh = self._groups(np.asarray(list(others.values())), key=[epoch, int(draws[0]), attempt])
+            fresh = self._groups(sampler, np.asarray(list(others.values())), key=[epoch, int(draws[0]), attempt])
             for number, group in zip(others, fresh, strict=True):
                 groups[number] = group
             replaced += len(fresh)
@@ -613,7 +671,7 @@ class Rollouts(RolloutRows, Checkpointed):
         by_turn = self.config.tools is not None and self.config.tools.credit != "episode"
         return rolled_out(groups, draws, epoch, limit=limit, replaced=replaced, by_turn=by_turn)
 
-    def _groups(self, prompts: Indices, *, key: Sequence[int]) -> list[Group]:
+    def _groups(self, sampler: SamplesAnswers, prompts: Indices, *, key: Sequence[int]) -> list[Group]:
         each, limit = self.config.answers, self.config.max_new_tokens
         asked = [self.prompts[int(prompt)] for prompt in prompts]
         draws = [
@@ -621,21 +679,17 @@ class Rollouts(RolloutRows, Checkpointed):
             for prompt in prompts
         ]
         rows = np.repeat(self.prompts.rows[prompts], each).tolist()
-        # A server, and the tools of episodes, are asked by the first process alone.
-        by_first, ranks = self._served or self._player is not None, self._ranks
-        writer = TurnWriter(self._sampler, draws, scored=self.config.corrects, ranks=ALONE if by_first else ranks)
-        episodes: Sequence[Episode] = ()
-        named: dict[str, Floats] = {}
-        if ranks.first or not by_first:
-            if self._player is None:
-                written = writer.answers(asked)
-                episodes = [generated_answers.answered(*one, stop=self._stop) for one in written]
-                named = self._judge.named(rows, [one.ids for one in written]) if ranks.first else {}
-            else:
-                contexts = [one.input_ids[:-1] for one in asked for _ in range(each)]
-                episodes = self._player.play(rows, contexts, writer.turns)
-                named = self._judge.of_episodes(rows, episodes)
-        episodes, named = ranks.agreed((episodes, named))
+        ranks = ALONE if self._by_first else self._ranks
+        writer = TurnWriter(sampler, draws, scored=self.config.corrects, ranks=ranks)
+        episodes: Sequence[Episode]
+        if self._player is None:
+            written = writer.answers(asked)
+            episodes = [generated_answers.answered(*one, stop=self._stop) for one in written]
+            named = ranks.agreed(self._judge.named(rows, [one.ids for one in written]) if ranks.first else {})
+        else:
+            contexts = [one.input_ids[:-1] for one in asked for _ in range(each)]
+            episodes = self._player.play(rows, contexts, writer.turns)
+            named = self._judge.of_episodes(rows, episodes)
         total = self._judge.total(named)
         total[[one.dropped for one in episodes]] = np.nan
         if np.isnan(total).all():

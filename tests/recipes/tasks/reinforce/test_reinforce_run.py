@@ -391,7 +391,13 @@ def test_check_shows_answers_with_their_rewards(recipe: Path) -> None:
 
 
 @pytest.mark.slow
-def test_evaluates_by_the_rewards_of_the_run(trained: Path, recipe: Path) -> None:
+def test_evaluates_by_the_rewards_of_the_run(trained: Path, recipe: Path, tmp_path: Path) -> None:
     found = evaluate.evaluate(trained, [], trust=True)
     scores = json.loads((trained / "scores.json").read_text())["after"]
     assert found["reward"] == pytest.approx(scores["reward"], abs=1e-6)
+    # Two of four drawn answers to each prompt are right.
+    every_other = tmp_path / "every_other.py"
+    every_other.write_text("def reward(answers):\n    return [float(n % 2) for n, _ in enumerate(answers)]\n")
+    drawn = evaluate.evaluate(trained, ["reinforce.draws=4", f"rewards=[{{file: {every_other}}}]"], trust=True)
+    wanted = {"mean@4": 0.5, "pass@1": 0.5, "pass@2": 5 / 6, "pass@4": 1.0}
+    assert {name: drawn[name] for name in wanted} == pytest.approx(wanted, abs=1e-5)

@@ -147,6 +147,91 @@ def test_weights_that_are_given_seldom_are_weighed(recipe: Path, tmp_path: Path)
     assert abs(stale[2]["update[importance]"] - 1) > 1e-3
 
 
+AHEAD = ("reinforce.rollouts.staleness=2", "train.steps=5", "save.every=1")
+
+
+@pytest.fixture(scope="module")
+def ahead(server: tuple[Served, str], recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose server writes up to two updates ahead. Read only."""
+    server[0].asked.clear()
+    return run(recipe, tmp_path_factory.mktemp("ahead") / "run", *AHEAD)
+
+
+@pytest.mark.slow
+def test_answers_are_written_ahead_by_older_weights(server: tuple[Served, str], ahead: Path) -> None:
+    """Never by older ones than the bound says; the server forgets what nobody asks any more."""
+    loaded = [body["lora_name"] for path, body in server[0].asked if path == "load_lora_adapter"]
+    writing = [body["model"] for path, body in server[0].asked if path == "completions" and body.get("n") == 4]
+    assert writing == [loaded[max(0, number - 2)] for number in range(5) for _ in range(4)]
+    found = metrics(ahead)
+    assert [line["answers[staleness]"] for line in found] == [0, 1, 2, 2, 2]
+    assert found[0]["update[importance]"] == pytest.approx(1, abs=1e-4)
+    assert abs(found[4]["update[importance]"] - 1) > 1e-4
+    assert listed(server[1])[0] == "run0" and len(listed(server[1])) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "server killed"])
+def test_what_was_written_ahead_is_in_checkpoints(
+    server: tuple[Served, str], recipe: Path, tmp_path: Path, ahead: Path, killed: bool
+) -> None:
+    """A run goes on to the same bits, also where the server has forgotten every adapter meanwhile."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        stop_after(patch, 2)
+        run(recipe, tmp_path / "run", *AHEAD)
+    if killed:
+        for name in [each for each in listed(server[1]) if each.startswith("run-")]:
+            httpx2.post(f"{server[1]}/unload_lora_adapter", json={"lora_name": name}).raise_for_status()
+    server[0].asked.clear()
+    again = run(recipe, tmp_path / "run", *AHEAD, resume=True)
+    assert sum(body.get("n") == 4 for _, body in server[0].asked) == 4, "the last rollout alone is not there yet"
+    assert all(torch.equal(each, adapter(again)[name]) for name, each in adapter(ahead).items())
+
+
+TOOLS = '''
+def add(a: int, b: int) -> int:
+    """Adds.
+
+    Args:
+        a: One.
+        b: Other.
+    """
+    return a + b
+
+
+class Game:
+    def reset(self, row):
+        self.said = []
+
+    def step(self, said):
+        self.said.append(said)
+        return "And then?", False
+
+    def reward(self):
+        return float(sum(map(len, map(str, self.said))))
+'''
+
+
+@pytest.mark.slow
+def test_a_server_writes_the_turns_of_episodes(recipe: Path, tmp_path: Path) -> None:
+    """Of a model that was taught short turns: each token has the probability there that it has here."""
+    rows = [{"question": f"What comes after {n}?", "answer": str(n + 1)} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "tools.py").write_text(TOOLS)
+    words = [f"data.train={tmp_path}/rows.jsonl", "data.max_tokens=400", "rewards=[]", "reinforce.max_new_tokens=96"]
+    words += [f"reinforce.warm_up={tmp_path}/rows.jsonl", "reinforce.rollouts.staleness=1", "train.steps=2"]
+    words += [
+        f"reinforce.tools={{file: {tmp_path}/tools.py, environment: Game, turns: 3}}",
+        "train.learning_rate=1.0e-9",
+        "reinforce.warm_up_rate=2.0e-2",
+    ]
+    found = metrics(run(recipe, tmp_path / "run", *words))
+    assert all(line["update[importance]"] == pytest.approx(1, abs=1e-3) for line in found)
+    assert max(line["episodes[turns]"] for line in found) > 1 and max(line["reward[spread]"] for line in found) > 0, (
+        found
+    )
+
+
 @pytest.mark.slow
 def test_goes_on_after_a_stop(server: tuple[Served, str], recipe: Path, tmp_path: Path) -> None:
     """Between two updates on a rollout, which its checkpoint holds; this server gives a seed's answer again."""

@@ -254,10 +254,6 @@ def test_killed_in_a_call_it_goes_on_with_the_same_bits(
         (["model.chat_template={folder}/odd.jinja"], "writes calls in no form that is known here"),
         (["data.train={folder}/raw.jsonl"], "is raw text, which has no turns for tools. Name its column `question`"),
         (["data.train={folder}/own.jsonl"], "has `tools` of its own beside reinforce.tools"),
-        (
-            ["reinforce.rollouts.url=http://localhost:1/v1", "reinforce.rollouts.id=x"],
-            "a server of answers is not asked for turns. Leave reinforce.rollouts out",
-        ),
     ],
 )
 def test_mistakes_are_told_before_anything_is_written(

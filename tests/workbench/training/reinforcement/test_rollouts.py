@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -16,12 +17,13 @@ from transformers import AutoTokenizer
 from tests.run_files import write_lines
 from workbench.config import DataConfig
 from workbench.config.sections.reinforce_config import ReinforceConfig
-from workbench.data.batching import Indices, MicroBatch
+from workbench.data.batching import Indices, MicroBatch, global_batch
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.generated_answers import Episode, Floats, SampledAnswer, WriteTurns, answered
 from workbench.data.text.prompts import MixedPrompts, PromptEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.errors import ConfigError
 from workbench.losses import policy_losses
 from workbench.training.reinforcement.objective import ReinforceObjective
 from workbench.training.reinforcement.rollouts import LogProbReader, Rollouts
@@ -32,8 +34,8 @@ STOP, COUNT = 2, 8
 class Scribe:
     """Writes answers of as many tokens as their first random number says, and ends each where there is room."""
 
-    def begin(self) -> None:
-        pass
+    def begin(self) -> Self:
+        return self
 
     def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
         return [np.asarray([row]) for row in reversed(range(len(prompts)))]
@@ -96,12 +98,17 @@ def flat(batch: MicroBatch) -> torch.Tensor:
 
 
 def rollouts(
-    prompts: TokenizedSet | MixedPrompts, judge: Lengths | None = None, *, scribe: Scribe | None = None, **settings: Any
+    prompts: TokenizedSet | MixedPrompts,
+    judge: Lengths | None = None,
+    *,
+    scribe: Scribe | None = None,
+    run: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Rollouts:
     config = ReinforceConfig.model_validate({"answers": 4, "max_new_tokens": 6, "beta": 0, **settings})
     reader = LogProbReader(flat, nullcontext, torch.device("cpu"), width=8)
     sampler, judge = scribe or Scribe(), judge or Lengths()
-    return Rollouts(prompts, config, sampler, judge, own=reader, reference=reader, seed=3, stop=[STOP])
+    return Rollouts(prompts, config, sampler, judge, own=reader, reference=reader, seed=3, stop=[STOP], **(run or {}))
 
 
 DRAWS = np.asarray([5, 1, 6])
@@ -325,6 +332,71 @@ def test_goes_on_from_a_checkpoint(prompts: TokenizedSet, cap: float) -> None:
     for mine, theirs in zip(vars(found.now).values(), vars(other.now).values(), strict=True):
         assert mine is theirs or (isinstance(mine, dict) and mine.keys() == theirs.keys())
     assert found.figures == other.figures and np.array_equal(found.lengths, other.lengths)
+
+
+class Aging(Scribe):
+    """Begins each answer with the number of the rollout whose weights write it."""
+
+    def __init__(self) -> None:
+        self.weights, self.asked = 0, list[int]()
+
+    def begin(self) -> Self:
+        return copy.copy(self)
+
+    def answer(
+        self, prompts: Sequence[Indices], draws: Sequence[Floats], pictures: Sequence[str] = ()
+    ) -> list[list[Indices]]:
+        self.asked.append(self.weights)
+        first = np.asarray([3 + self.weights])
+        return [[np.concatenate([first, each[1:]]) for each in group] for group in super().answer(prompts, draws)]
+
+
+@pytest.mark.parametrize(("staleness", "updates"), [(0, 1), (1, 1), (2, 1), (5, 2)])
+def test_answers_are_written_ahead_as_far_as_they_may_be(prompts: TokenizedSet, staleness: int, updates: int) -> None:
+    """By weights as old as the bound says, once there are such ones; checkpoints have what waits, to the same bits."""
+    last, lead = 7, staleness // updates
+    settings: dict[str, Any] = {"updates": updates, "rollouts": {"url": "http://here/v1", "id": "m"}}
+    settings["rollouts"]["staleness"] = staleness
+    run = {"served": True, "batch": 3, "total": last}
+
+    def taught(found: Rollouts, scribe: Aging, numbers: range) -> list[torch.Tensor]:
+        tokens = []
+        for number in numbers:
+            scribe.weights = number
+            for _ in range(updates):
+                found.sample(global_batch(number, rows=COUNT, size=3, seed=3), epoch=number // 3)
+            tokens.append(found.now.tokens_ST)
+            assert {int(each) - 3 for each in found.now.tokens_ST[:, 0]} == {max(0, number - lead)}
+            age = found.figures.get("answers[staleness]", 0)
+            assert age == min(number, lead) * updates <= staleness
+        return tokens
+
+    scribe, again = Aging(), Aging()
+    found, resumed = (rollouts(prompts, scribe=each, run=run, **settings) for each in (scribe, again))
+    tokens = taught(found, scribe, range(4))
+    resumed.load(found.state())
+    tokens += taught(found, scribe, range(4, last))
+    assert all(map(torch.equal, taught(resumed, again, range(4, last)), tokens[4:]))
+    assert len(scribe.asked) == sum(len(global_batch(n, rows=COUNT, size=3, seed=3)) for n in range(last))
+    assert min(again.asked, default=4) >= 4, "nothing is written twice"
+
+
+def test_what_fails_ahead_is_told_where_it_is_needed(prompts: TokenizedSet) -> None:
+    class Failing(Lengths):
+        def named(self, rows: Sequence[int], answers: Sequence[Indices]) -> dict[str, Floats]:
+            if len(self.asked) > 30:
+                raise ConfigError("no")
+            return super().named(rows, answers)
+
+    settings = {"rollouts": {"url": "http://here/v1", "id": "m", "staleness": 2}}
+    found = rollouts(prompts, Failing(), run={"served": True, "batch": 3, "total": 7}, **settings)
+    for number in range(3):
+        found.sample(global_batch(number, rows=COUNT, size=3, seed=3), epoch=0)
+    resumed = rollouts(prompts)
+    resumed.load(found.state())
+    assert torch.equal(resumed.now.tokens_ST, found.now.tokens_ST)
+    with pytest.raises(ConfigError, match="no"):
+        found.sample(global_batch(3, rows=COUNT, size=3, seed=3), epoch=1)
 
 
 @pytest.mark.parametrize("kl", ["loss", "reward"])
