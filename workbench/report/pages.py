@@ -264,7 +264,8 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
             row["difference"] = units.signed(difference)
             row["chance"] = f"± {units.number(chance)}" if chance is not None else ""
             if better is not None and difference:
-                row["judged"] = "better" if (difference < 0) == (better == "low") else "worse"
+                word = "better" if (difference < 0) == (better == "low") else "worse"
+                row["judged"] = word if chance is None or abs(difference) > chance else "may be chance"
         row["chance"] = "; ".join(each for each in (run.interval(name), row["chance"]) if each)
         rows.append(row)
     return rows

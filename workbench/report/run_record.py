@@ -14,6 +14,7 @@ import pandas as pd
 from workbench.config.sections.metrics import Choice, choice
 from workbench.config.task_facts import OverFacts, over_of, task_of
 from workbench.errors import ConfigError, FileError
+from workbench.evaluation import held_out_losses
 from workbench.runs import files, run_directory, score_files, units
 
 COLUMNS = (
@@ -239,7 +240,10 @@ class RunRecord:
         return None if before is None or after is None else after - before
 
     def chance(self, score: str) -> float | None:
-        """Half the 95 % interval of the difference of an answer score, paired over the answered rows."""
+        """Half the 95 % interval of the difference of the loss or of an answer's score, paired over the rows."""
+        if score == "loss":
+            learnt = held_out_losses.learnt(self.folder)
+            return None if learnt is None or learnt.interval is None else (learnt.interval[1] - learnt.interval[0]) / 2
         if f"{score}_after" not in self.predictions or len(self.predictions) < 2:
             return None
         paired = self.predictions[f"{score}_after"] - self.predictions[f"{score}_before"]

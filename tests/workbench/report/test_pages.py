@@ -164,6 +164,16 @@ class Page(HTMLParser):
         self.words += [data] if self.open and self.open[-1] != "style" else []
 
 
+@pytest.mark.parametrize(("last", "word"), [(0.3, "may be chance"), (5.0, "better")])
+def test_a_change_within_chance_is_not_called_better(tmp_path: Path, last: float, word: str) -> None:
+    """Ten differences of 0.01 and one that makes their spread as large as their mean, or all alike."""
+    changes = [0.01] * 9 + [last] if last < 1 else [last] * 10
+    answers = predictions(10).assign(f1_after=[0.05 + each for each in changes])
+    scores = {when: {"loss": 4.0, "f1": float(answers[f"f1_{when}"].mean())} for when in ("before", "after")}
+    path = make_run(tmp_path / "run", lines=metrics(20), scores=scores, answers=answers)
+    assert re.search(rf"Answer F1 .* {word}", Page(report.write(path)).text)
+
+
 def test_page_says_what_happened(full_run: Path) -> None:
     path = report.write(full_run)
     assert path == full_run / "report.html"
