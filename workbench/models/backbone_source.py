@@ -25,11 +25,35 @@ def located(name: str) -> str:
     return str(run / "adapter") if whole else location
 
 
+def gguf_file(config: ModelConfig) -> Path | None:
+    """The GGUF file that `model.id` names, or that is alone in its folder; None for other backbones.
+
+    Raises:
+        BackboneError: There is no such file, or the folder holds several.
+    """
+    path = Path(located(config.id)).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise BackboneError(f"model.id: no file {config.id}. Write model.id=FOLDER/NAME.gguf with one that exists.")
+        return path
+    given = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    if not given or any(path.glob("*.safetensors")) or any(path.glob("*.bin")):
+        return None
+    if len(given) > 1:
+        names = ", ".join(each.name for each in given)
+        raise BackboneError(
+            f"model.id={config.id}: the folder holds {len(given)} GGUF files ({names}). Write the one to train over: "
+            f"model.id={shlex.quote(str(Path(config.id) / given[0].name))}"
+        )
+    return given[0]
+
+
 def source_path(config: ModelConfig) -> str:
     """A folder, or an id on the hub; raises BackboneError where it can be neither."""
-    location = located(config.id)
+    file = gguf_file(config)
+    location = located(config.id) if file is None else str(file.parent)
     folder = Path(location).expanduser()
-    looks_local = location.startswith((".", "/", "~")) or location.count("/") > 1
+    looks_local = file is not None or location.startswith((".", "/", "~")) or location.count("/") > 1
     if looks_local and not folder.is_dir():
         raise BackboneError(
             f"model.id: no folder {config.id}. Write model.id=FOLDER with one that exists, a hub id such as "
@@ -45,7 +69,7 @@ def source_path(config: ModelConfig) -> str:
 
 def source_arguments(config: ModelConfig) -> dict[str, Any]:
     """Further arguments of transformers' `from_pretrained`."""
-    here = Path(starter.resolve(config.id)).expanduser().is_dir()
+    here = Path(starter.resolve(config.id)).expanduser().exists()
     return {
         "revision": config.revision or "main",
         "trust_remote_code": config.trust_remote_code,
@@ -72,21 +96,14 @@ def require_there(config: ModelConfig) -> None:
 
 
 def require_whole(config: ModelConfig) -> None:
-    """Refuse an adapter, a run directory and GGUF files in the place of a backbone, and files that would never end."""
-    folder = Path(located(config.id)).expanduser()
-    given = [folder] if folder.suffix == ".gguf" else sorted(folder.glob("*.gguf")) if folder.is_dir() else []
-    if given and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-        raise BackboneError(
-            f"model.id={config.id}: its weights are a GGUF file ({given[0].name}), over which nothing trains here. "
-            "Take the repository that it was made from: model.weights=nf4 quantises while loading."
-        )
+    """Refuse an adapter and a run directory in the place of a backbone, and files that would never end."""
     folder = Path(source_path(config))
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise BackboneError(
                 f"model.id={config.id}: {path} is a pipe or a device, not a file. Save or fetch the backbone again."
             )
-    if not folder.is_dir() or (folder / "config.json").is_file():
+    if not folder.is_dir() or (folder / "config.json").is_file() or gguf_file(config) is not None:
         return
     run = folder if (folder / "config.yaml").is_file() else folder.parent
     adapter = files.read_json((run / "adapter" if run == folder else folder) / "adapter_config.json")

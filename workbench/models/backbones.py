@@ -34,7 +34,7 @@ from workbench.data import starter
 from workbench.errors import BackboneError, WorkbenchError, out_of_memory
 from workbench.losses.chunked_loss import planned_bfloat16
 from workbench.models import arriving_weights, attention_backend, pictures, sounds, weight_formats
-from workbench.models.backbone_source import UNREACHABLE, require_whole, source_arguments, source_path
+from workbench.models.backbone_source import UNREACHABLE, gguf_file, require_whole, source_arguments, source_path
 from workbench.runs import provenance
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -160,7 +160,11 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         '<|tool|>'
     """
     with loading_errors(config, "tokenizer", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"):
-        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source_path(config), **source_arguments(config))
+        loaded: PreTrainedTokenizerBase = (
+            AutoTokenizer.from_pretrained(source_path(config), **source_arguments(config))
+            if (file := gguf_file(config)) is None
+            else _gguf_backbone().tokenizer(file)
+        )
     rowless = _rowless(config, loaded)
     if known := [token for token in config.new_tokens if token in loaded.get_vocab() and token not in rowless]:
         raise BackboneError(
@@ -178,10 +182,16 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return loaded
 
 
+def _gguf_backbone() -> Any:
+    from workbench.models import gguf_backbone  # few backbones need gguf
+
+    return gguf_backbone
+
+
 def _rowless(config: ModelConfig, loaded: PreTrainedTokenizerBase) -> list[str]:
     """Tokens of a backbone's tokenizer beyond the rows of its embedding; none where only the tokenizer is there."""
     source = source_path(config)
-    if Path(source).is_dir() and not (Path(source) / "config.json").exists():
+    if Path(source).is_dir() and not (Path(source) / "config.json").exists() and gguf_file(config) is None:
         return []
     rows: int | None = getattr(hub_config(config).get_text_config(), "vocab_size", None)
     if rows is None or len(loaded) <= rows:
@@ -200,7 +210,11 @@ def hub_config(config: ModelConfig) -> PretrainedConfig:
     """The backbone's architecture, without its weights."""
     require_whole(config)
     with loading_errors(config, "config", "config.json"):
-        backbone_config: PretrainedConfig = AutoConfig.from_pretrained(source_path(config), **source_arguments(config))
+        backbone_config: PretrainedConfig = (
+            AutoConfig.from_pretrained(source_path(config), **source_arguments(config))
+            if (file := gguf_file(config)) is None
+            else _gguf_backbone().config(file)
+        )
     # DeiT has two classifiers; transformers chooses by this field, which may be None.
     backbone_config.architectures = backbone_config.architectures or []
     return backbone_config
@@ -341,8 +355,11 @@ def load(
         quantised = weight_formats.quantisation_settings(weights, compute, skeleton(config, task=task), reader)
     with loading_errors(config, "weights", "*.safetensors"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
-        loaded: Any = auto.from_pretrained(
-            source_path(config),
+        file = gguf_file(config)
+        # transformers takes tensors in place of files by the class itself.
+        loaded: Any = (auto if file is None else type(skeleton(config, task=task))).from_pretrained(
+            source_path(config) if file is None else None,
+            state_dict=None if file is None else _gguf_backbone().tensors(file, hub),
             config=hub,
             dtype=stored,
             attn_implementation=_attention(config, compute, device()),
@@ -354,6 +371,7 @@ def load(
             **source_arguments(config),
         )
     model: PreTrainedModel = loaded[0]
+    model.name_or_path = model.config._name_or_path = source_path(config)  # which a GGUF file's lacks
     if arrival is not None:
         arrival.settle(model, stored)
     if not config.dropout:
@@ -532,14 +550,15 @@ def file_digests(model: ModelConfig) -> dict[str, str]:
     """Digests of a folder's files, or the commit of a model on the hub."""
     folder = Path(source_path(model))
     if folder.is_dir():
-        return provenance.digests(folder, title=model.id)
+        file = gguf_file(model)
+        return provenance.digests(folder, title=model.id) if file is None else {model.id: provenance.digest(file)}
     return {model.id: str(getattr(hub_config(model), "_commit_hash", None) or model.revision or "main")}
 
 
 def require_weights(config: ModelConfig) -> None:
     """Refuse a folder whose weights cannot be read, as loading would; raises BackboneError. Reads headers alone."""
     folder = Path(source_path(config))
-    if not folder.is_dir():
+    if not folder.is_dir() or gguf_file(config) is not None:
         return
     pickles = [file.name for file in folder.iterdir() if file.name.startswith("pytorch_model")]
     if pickles and not any(folder.glob("*.safetensors")):
@@ -584,13 +603,14 @@ def folder_of(model: ModelConfig, *, more: str | None = None) -> Path:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files of a folder that hold weights."""
-    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    kinds = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
+    return next((found for kind in kinds if (found := sorted(folder.glob(kind)))), [])
 
 
 def weights_are_local(model: ModelConfig) -> bool:
     """Whether its weights are on this machine."""
     location = source_path(model)
     if Path(location).is_dir():
-        return any(Path(location).glob("*.safetensors"))
+        return any(Path(location).glob("*.safetensors")) or gguf_file(model) is not None
     names = ("model.safetensors", "model.safetensors.index.json")
     return any(isinstance(try_to_load_from_cache(location, name, revision=model.revision), str) for name in names)

@@ -27,7 +27,7 @@ from tests.workbench.models.test_packed_integers import Integers, repository
 from workbench.config import ModelConfig
 from workbench.config.yaml_text import read_yaml
 from workbench.errors import BackboneError
-from workbench.models import backbone_source, backbones, weight_formats
+from workbench.models import backbones, weight_formats
 from workbench.models.weight_formats import weight_bytes
 from workbench.planning import fake_tensors
 from workbench.recipes.verbs.merge import merge
@@ -275,13 +275,3 @@ def test_what_cannot_be_is_refused_in_a_sentence(short_stories: str, tmp_path: P
     over = r"arrive in nf4, over which adapter.method=loha .* Write adapter.method=lora"
     with pytest.raises(BackboneError, match=over):
         workbench.check("sft/quickstart", ["data.limit=40", f"model.id={four}", "adapter={method: loha}"])
-
-
-@pytest.mark.parametrize("name", ["folder", "folder/model.Q4_K_M.gguf"])
-def test_gguf_files_are_refused_by_name(name: str, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
-    with pytest.raises(
-        BackboneError, match=r"GGUF file \(model.Q4_K_M.gguf\).*that it was made from: model.weights=nf4"
-    ):
-        backbone_source.require_there(ModelConfig(id=str(tmp_path / name)))
