@@ -24,7 +24,7 @@ METHOD: Any = "packed_integers"
 """`quant_method` by which transformers finds the reader of this file."""
 
 
-class Layout(NamedTuple):
+class PackedLayout(NamedTuple):
     """How a format packs."""
 
     inputs_packed: bool
@@ -38,9 +38,9 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    ("gptq", "gptq"): Layout(True, offset=1),
-    ("gptq", "gptq_v2"): Layout(True),
-    ("awq", "gemm"): Layout(False, order=(0, 4, 1, 5, 2, 6, 3, 7), bits=(4,)),
+    ("gptq", "gptq"): PackedLayout(True, offset=1),
+    ("gptq", "gptq_v2"): PackedLayout(True),
+    ("awq", "gemm"): PackedLayout(False, order=(0, 4, 1, 5, 2, 6, 3, 7), bits=(4,)),
 }
 """By `quant_method` and the name of the layout, in config.json; the first of a method where it names none."""
 
@@ -77,7 +77,9 @@ def integers(words: Tensor, bits: int) -> Tensor:
     return found
 
 
-def numbers(layout: Layout, qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None) -> Tensor:
+def numbers(
+    layout: PackedLayout, qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None
+) -> Tensor:
     """What the tensors of one layer stand for. I: inputs, O: outputs, G: groups of inputs, B: bits of an integer.
 
     Args:
@@ -117,7 +119,7 @@ class _Settings(QuantizationConfigMixin):
 
 
 @register_quantizer(METHOD)
-class _Reader(HfQuantizer):
+class _PackedReader(HfQuantizer):
     """Dequantises while transformers reads."""
 
     quantization_config: Any
