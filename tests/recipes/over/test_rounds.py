@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -117,19 +116,22 @@ def test_a_round_is_three_commands(rounds: Path, sections: dict[str, Any], tmp_p
     assert read_scores(by_hand) == read_scores(first)
 
 
-def test_stopped_anywhere_it_ends_with_the_same_bits(
+def test_stopped_within_and_between_rounds_it_ends_with_the_same_bits(
     rounds: Path, sections: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While answers are drawn, between steps and between rounds: at every seventh time that a run asks."""
-    asked, ends = count(1), list[str]()
-    monkeypatch.setattr(Terminal, "stop_requested", lambda _: next(asked) % 7 == 0)
+    """Once the first round has drawn answers, and once the second has taken a step."""
+    own, ends = tmp_path / "run", list[str]()
+    points = [own / "members/round-1/.answers.jsonl.unfinished.jsonl", own / "members/round-2/metrics.jsonl"]
+    monkeypatch.setattr(
+        Terminal, "stop_requested", lambda _: bool(points) and points[0].exists() and bool(points.pop(0))
+    )
     while True:
         try:
-            run(sections, tmp_path / "run", resume=bool(ends))
+            run(sections, own, resume=bool(ends))
             break
         except Stopped as stopped:
             ends.append(str(stopped))
-    assert any("answers were drawn" in each for each in ends) and not all("drawn" in each for each in ends), ends
+    assert "answers were drawn" in ends[0] and "after step 1 of 3" in ends[1] and len(ends) == 2, ends
     assert table(tmp_path / "run") == table(rounds)
     for name in ("warm-up", "members/round-1", "members/round-2"):
         assert_same_adapter(tmp_path / "run" / name, rounds / name)
