@@ -34,7 +34,7 @@ VERBS = {
     "evaluate": "evaluate win_rate benchmark drafts",
 }
 """Public functions of each command."""
-OTHERWISE = {"merge": "whole", "picture": "pictures"}
+OTHERWISE = {"merge": "whole", "picture": "pictures", "recording": "recordings"}
 """Options that have another name in Python, where it is that of a function beside it."""
 
 
