@@ -78,7 +78,7 @@ PYTHON = {
         "What a command does and prints, as a function that returns it.",
         *("run", "run_each", "check", "plan", "data_report", "features", "find_learning_rate", "load_recipe"),
         *("distill_cache", "distill_student"),
-        *("evaluate", "win_rate", "drafts", "benchmark", "predict", "generate", "sample", "load_run"),
+        *("evaluate", "judge", "win_rate", "drafts", "benchmark", "predict", "generate", "sample", "load_run"),
         *("merge", "export", "combine", "blend", "compare", "adopt", "doctor", "family"),
     ),
     "Trainings": (

@@ -14,7 +14,7 @@ NO_NUMBER = lines([{"question": f"Why {n}?", "answer": "So."} for n in range(12)
 CASES = {
     "nothing judges": Case(BARE, "rounds.score", "Write rounds.score="),
     "beside another recipe": Case("check my.yaml rounds.n=3", "rounds is for recipe=rounds", "Leave rounds out"),
-    "a task that learns no answers": Case(f"{BARE} of=classify", "does not take of=classify", "Write of=sft|prefer"),
+    "a task that learns no answers": Case(f"{BARE} of=classify", "does not take of=classify", "Write of=prefer|sft"),
     "single answers for pairs": Case(f"{SCORED} rounds.to=best", "rounds.to: of=prefer learns pairs", "or auto"),
     "pairs for single answers": Case(f"{SCORED} of=sft rounds.to=pairs", "of=sft learns best or accepted", "or auto"),
     "accepted without a least": Case(f"{SCORED} of=sft rounds.to=accepted", "rounds.to: accepted keeps", "least=1"),
@@ -39,7 +39,9 @@ CASES = {
     ),
     "test rows": Case(f"{SCORED} data.test=rows.jsonl", "data.test: a round asks the prompts", "leave it out"),
     "sources": Case(
-        f"{SCORED} data.train= data.sources='{{a: {{path: rows.jsonl}}}}'", "data.sources", "data.train=FILE"
+        f"{SCORED} data.train= data.sources='{{a: {{path: rows.jsonl}}, b: {{path: b.jsonl}}}}'",
+        "data.sources",
+        "data.train=FILE",
     ),
     "an order of rows": Case(f"{SCORED} data.curriculum.by=length", "data.curriculum: is for rows", "Leave it out"),
     "cleaning": Case(f"{SCORED} data.clean=[refusal]", "data.clean", "Leave it out"),

@@ -103,12 +103,19 @@ def test_prompts_are_compared_with_test_sets(recipe: str) -> None:
         for each in (CLEAN[0], PLANTED[0], *CLEAN[1:])
     ]  # fmt: skip
     tests = [{"prompt": QUESTION, **judged}] if recipe == "prefer" else [{"question": QUESTION, "answer": "Another."}]
-    write_lines("rows.jsonl", rows)
+    write_lines("rows.jsonl", rows[:-3])
+    write_lines("held_out.jsonl", rows[-3:])
     write_lines("test.jsonl", tests)
-    words = [f"recipe={recipe}", "data.held_out=0.2", "data.decontaminate.against=[test.jsonl]", "batch.size=2"]
+    words = [
+        f"recipe={recipe}",
+        "data.held_out=held_out.jsonl",
+        "data.decontaminate.against=[test.jsonl]",
+        "batch.size=2",
+    ]
+    words += ["batch.size=2"]
     words += {
-        "reinforce": ["rewards=[{kind: number}]", "reinforce.answers=2", "reinforce.max_new_tokens=2"],
-        "rounds": ["of=sft", "rounds.score=[{kind: number}]"],
+        "reinforce": ["rewards=[{kind: regex, pattern: y}]", "reinforce.answers=2", "reinforce.max_new_tokens=2"],
+        "rounds": ["of=sft", "rounds.score=[{kind: regex, pattern: y}]"],
         "prefer": ["prefer.beta=0.1"],
     }[recipe]
     found = check(load("my.yaml", words))

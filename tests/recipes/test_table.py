@@ -79,7 +79,8 @@ SECTIONS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
         "rounds": {
             **{"count": 1, "n": 4, "max_new_tokens": 8, "score": [{"kind": "regex", "pattern": "[aeiou]"}]},
             **{"warm_up": str(folder / "digits.jsonl"), "warm_up_steps": 16, "warm_up_rate": 2e-2},
-        }
+        },
+        "model": {"id": "starter", "weights": "float32"},  # which learns to end an answer
     },
     "crossval": lambda task, folder: {"folds": {"k": 2}, "duplicates": {"on_duplicate": "ignore"}},
     "distill": lambda task, folder: {"distill": {"teacher": {"id": str(folder / f"{task}-{ALONE}")}}},

@@ -13,7 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.recipes.verbs.judge import judge
 
 LONGER = (
-    r"""awk -F'"first": "|", "second": "|"}' '{print length($2) > length($3) ? 1 : length($2) < length($3) ? 2 : 0}'"""
+    r"""awk -F'"first": "|", "second": "|"}' '{print (length($2) > length($3) ? 1 : length($2) < length($3) ? 2 : 0)}'"""
 )
 
 

@@ -15,7 +15,7 @@ from workbench.recipes.verbs.plans.plan import solve
 
 CONFIGS = Path(recipes.__file__).parent / "configs"
 SHIPPED = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml"))
-REFUSED = ("distill/ensemble", "distill/pictures", "distill/peers")
+REFUSED = ("rounds/quickstart", "distill/ensemble", "distill/pictures", "distill/peers")
 """What a plan does not know."""
 MARKS = {
     "crossval/combo": pytest.mark.slow,
