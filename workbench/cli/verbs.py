@@ -562,7 +562,7 @@ def judge(
     timeout: Annotated[float, typer.Option(min=0.001, help="Longest wait for an address or a program, in s.")] = 600.0,
     out: Annotated[Path | None, typer.Option(help="A .jsonl file of the pairs, with both verdicts.")] = None,
 ) -> None:
-    """Tell how far a judge of answers agrees with people, and whether it follows their order."""
+    """Tell how far a judge of answers agrees with people."""
     with importing():
         from workbench.cli import render
         from workbench.recipes.verbs.judge import judge as asked

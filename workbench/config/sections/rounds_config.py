@@ -13,7 +13,7 @@ from workbench.schema import Section, Unit
 class RoundsConfig(Section):
     """Rounds of sampling, judging and training, each of which begins with the adapter of the one before."""
 
-    count: PositiveInt = 3
+    count: Annotated[PositiveInt, Unit("rounds")] = 3
     """Most rounds."""
     score: tuple[SerializeAsAny[RewardSource], ...] = ()
     """Rewards that say which answers are good, summed; each has a kind: function, number, regex, json, unit_tests,
