@@ -402,9 +402,10 @@ class _Solver:
         tokens, fitting = way.plan.tokens_per_device, [low]
         pads = high.work.padded > high.work.tokens  # less so in fewer rows: what is between may be faster than both
         for probe in range(PROBES):
-            more = tokens >= WORTH * low.tokens_per_device
+            if tokens < WORTH * low.tokens_per_device:
+                break
             slower = (_between(low, high, tokens).seconds or 0.0) >= (low.seconds or 0.0)
-            if not more or (slower and not (pads and probe == 0)):
+            if slower and not (pads and probe == 0):
                 break
             plan = self._plan(way.config, tokens, tried=True)
             if plan.fits:

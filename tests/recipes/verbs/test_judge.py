@@ -12,9 +12,7 @@ from workbench.cli.verbs import app
 from workbench.errors import WorkbenchError
 from workbench.recipes.verbs.judge import judge
 
-LONGER = (
-    r"""awk -F'"first": "|", "second": "|"}' '{print (length($2) > length($3) ? 1 : length($2) < length($3) ? 2 : 0)}'"""
-)
+LONGER = r"""awk -F'"first": "|", "second": "|"}' '{print (length($2) > length($3) ? 1 : length($2) < length($3) ? 2 : 0)}'"""
 
 
 @pytest.fixture
