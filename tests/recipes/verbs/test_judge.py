@@ -12,7 +12,7 @@ from workbench.cli.verbs import app
 from workbench.errors import WorkbenchError
 from workbench.recipes.verbs.judge import judge
 
-LONGER = r"""awk -F'"first": "|", "second": "|"}' '{print (length($2) > length($3) ? 1 : length($2) < length($3) ? 2 : 0)}'"""
+LONGER = """awk -F'"first": "|", "second": "|"}' '{n = length($2) - length($3); print (n > 0 ? 1 : n ? 2 : 0)}'"""
 
 
 @pytest.fixture

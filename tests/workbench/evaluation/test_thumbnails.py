@@ -180,7 +180,7 @@ def test_a_written_file_reads_back(tmp_path: Path) -> None:
     rows, reader = picture_set(tmp_path, rows=12)
     thumbnails.write(tmp_path, reader, rows, predictions(rows), train=rows)
     found = pd.read_parquet(tmp_path / thumbnails.FILE)
-    assert list(found) == ["row", "image", "kind", "label", "caption", "jpeg"]
+    assert list(found) == ["row", "image", "kind", "label", "caption", "jpeg", "sound"]
     assert found["kind"].value_counts().to_dict() == {"row": 12, "trained": 2 * thumbnails.TRAINED}
 
 

@@ -143,22 +143,6 @@ def test_where_rows_are_padded_a_size_between_is_tried(pads: bool, monkeypatch: 
     assert found.plan.fits and between == pads
 
 
-def test_a_size_that_reaches_the_largest_pass_is_the_last_that_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step whose rows fill less than a pass may have: it fits in two passes, which leave gradients, not in one."""
-    made, most = DryRuns.__call__, ROWS * LENGTH * 9 // 10
-
-    def whole(self: DryRuns, config: RunConfig) -> Plan:
-        plan = made(self, config)
-        more = 10**9 * (plan.dry_run.micro_batches == 1)
-        held = {**plan.dry_run.at_peak, "gradients": plan.dry_run.at_peak["gradients"] + more}
-        padded = min(plan.dry_run.padded_tokens, most)
-        return replace(plan, dry_run=replace(plan.dry_run, at_peak=held, padded_tokens=padded))
-
-    monkeypatch.setattr(DryRuns, "__call__", whole)
-    found, _ = choose(FIXED + 1000 * ROWS * LENGTH, train={"checkpointing": False})
-    assert found.plan.fits and found.plan.tokens_per_device == most
-
-
 def test_devices_that_compute_the_same_rows_have_a_part_of_their_tokens() -> None:
     found, _ = choose(FIXED + 1000 * ROWS * LENGTH // 2, devices=2, distributed={"sequence": 2})
     assert found.plan.fits and found.config.batch.tokens_per_device == ROWS * LENGTH // 2
