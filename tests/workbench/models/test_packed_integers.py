@@ -125,7 +125,10 @@ WAYS = {
 
 @pytest.mark.parametrize(
     ("name", "weights"),
-    [*((name, "float32") for name in WAYS), ("awq", "nf4"), ("gptq of GPT-2", "nf4")]
+    [
+        *(pytest.param(name, "float32", marks=[pytest.mark.slow] * (name == "gptq of experts")) for name in WAYS),
+        *(("awq", "nf4"), ("gptq of GPT-2", "nf4")),
+    ]
     + [pytest.param(name, "nf4", marks=pytest.mark.nightly) for name in WAYS if name not in ("awq", "gptq of GPT-2")],
 )
 def test_it_computes_what_a_repository_of_its_numbers_computes(name: str, weights: Any, tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def test_eight_bits_that_depend_on_other_rows_are_refused_for_what_they_are(tmp_
     path = tmp_path / "rows.jsonl"
     write_lines(path, ({"text": f"row {n}", "label": "ab"[n % 2]} for n in range(40)))
     words = [f"model.id={MINILM}", "model.weights=int8", f"data.train={path}", "data.held_out=0.2", "data.columns={}"]
-    words += ["train.steps=1", "train.epochs=null"]
+    words += ["train.steps=1", "train.epochs=null", "model.compute=bfloat16"]
     with pytest.raises(BackboneError, match=r"^model\.weights=int8: .* outliers apart.*Write model\.weights=nf4"):
         workbench.run("classify/quickstart", words, out=tmp_path / "run", quiet=True)
 
