@@ -396,8 +396,10 @@ def test_a_plan_counts_answers_and_scoring(stories: str) -> None:
         return plan(load("sft/quickstart", [*words, *more])).evaluation
 
     scoring = evaluation("evaluate.answers=0")
-    assert evaluation("evaluate.answers=4", "evaluate.max_new_tokens=20000") > 1.2 * scoring
-    assert evaluation("evaluate.answers=4", "evaluate.max_new_tokens=1") < 1.05 * scoring
+    long = evaluation("evaluate.answers=4", "evaluate.max_new_tokens=20000")
+    short = evaluation("evaluate.answers=4", "evaluate.max_new_tokens=1")
+    assert long > 1.2 * scoring and long > 1.1 * short, (long, short, scoring)
+    assert short < 1.4 * scoring, "in float32, where prompts take more than scoring does; else 1.05"
 
 
 @pytest.mark.slow
