@@ -508,8 +508,8 @@ def _precision(
         weights = (stored if stored == "float16" and not native else "bfloat16") if half else "float32"
     compute = config.compute
     if compute == "auto":
-        emulated = not native and not (trainable and weights == "bfloat16")  # which a person asked for
-        compute = "float32" if weights == "float32" or emulated else "bfloat16"
+        asked = trainable and weights == "bfloat16"  # weights that train have the precision of their products
+        compute = "bfloat16" if weights != "float32" and (native or asked) else "float32"
     if weights == "float32" and compute != "float32":
         raise BackboneError(
             f"model.compute={compute} with model.weights=float32: write model.weights={compute} as well; "
