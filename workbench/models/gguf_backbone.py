@@ -10,6 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import gguf
@@ -73,10 +74,11 @@ def _config(path: Path, _changed: float) -> PretrainedConfig:
 
 
 def tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer that the file describes, by transformers' reader."""
-    found: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(
-        path.parent, gguf_file=path.name, local_files_only=True
-    )
+    """The tokenizer that the file describes, by transformers' reader, which would mix it with files beside it."""
+    with TemporaryDirectory() as alone:
+        Path(alone, path.name).symlink_to(path.resolve())
+        found: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(alone, gguf_file=path.name)
+    found.name_or_path = str(path)
     return found
 
 

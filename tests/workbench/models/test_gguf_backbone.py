@@ -195,3 +195,18 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path) -> None:
     ):
         with pytest.raises(BackboneError, match=words):
             backbones.hub_config(ModelConfig(id=str(tmp_path / name)))
+
+
+def test_the_tokenizer_is_the_files_whatever_stands_beside_it(tmp_path: Path) -> None:
+    start = ModelConfig(id="starter", weights="float32")
+    words = backbones.tokenizer(start)
+    words.chat_template = CHAT_TEMPLATE
+    settings = {"template": CHAT_TEMPLATE, "stop": [words.eos_token_id], "bos": False, "name": "starter"}
+    gguf_files.write_model(backbones.load(start, None).model, words, tmp_path / "starter.gguf", **settings)
+    words.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("another")
+    found = backbones.tokenizer(ModelConfig(id=str(tmp_path)))
+    row = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]
+    roles = ("bos_token", "eos_token", "unk_token", "pad_token")
+    assert [getattr(found, role) for role in roles] == [getattr(words, role) for role in roles]
+    assert found.apply_chat_template(row) == words.apply_chat_template(row)
