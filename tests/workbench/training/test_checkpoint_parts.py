@@ -32,7 +32,13 @@ def test_neighbouring_elements_are_boxes_of_the_whole(shape: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_any_cut_is_read_from_any_other(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_any_cut_is_read_from_any_other_and_nothing_beside_it(
+    tmp_path: Path, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, read_box = list[int](), checkpoint_parts.read_box
+    monkeypatch.setattr(
+        checkpoint_parts, "read_box", lambda *asked: (box := read_box(*asked), read.append(box.numel()))[0]
+    )
     whole = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     count = whole.numel()
     for number, edges in enumerate(((0, count), (0, count // 2, count), (0, count // 3, count - 1, count))):
@@ -44,8 +50,9 @@ def test_any_cut_is_read_from_any_other(tmp_path: Path, shape: tuple[int, ...]) 
         assert checkpoints.read_tensors(path, "s")["x"].equal(whole)
         for start, stop in pairwise((0, count // 4, count // 2, count)):
             room = torch.zeros(stop - start)
+            read.clear()
             SavedTensors(path).fill("s", {"x": TensorPart.flat(room, start, whole.shape)})
-            assert room.equal(whole.flatten()[start:stop])
+            assert room.equal(whole.flatten()[start:stop]) and sum(read) == stop - start
     with safe_open(tmp_path / "0" / "s.safetensors", "pt") as file:
         assert file.keys() == ["x"], "a tensor that is not cut is a plain entry"
 
