@@ -163,7 +163,8 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
             chosen = convolutions(model)
         if targets == "all-layers":
             chosen = [*linear, *(name for name, module in text_modules(model) if is_convolution(module))]
-        chosen = [path for path in chosen if not _forbidden(model, path)]
+        forbidden = _forbidden(model, chosen)
+        chosen = [path for path in chosen if path not in forbidden]
         if not chosen and (experts := fused_experts(model)):
             raise ConfigError(
                 f"adapter.targets: the MLPs of {type(model).__name__} are experts, whose matrices stand in one "
@@ -192,28 +193,30 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
             f"{' Rows of text do not run the towers beside the language model.' * any(map(beside, unknown))}"
         )
     named = {name: [path for path in everywhere if matches(path, name)] for name in targets}
-    if forbidden := [name for name, paths in named.items() if all(_forbidden(model, path) for path in paths)]:
-        others = ",".join(name for name in targets if name not in forbidden)
+    unchanged = _forbidden(model, list(itertools.chain(*named.values())))
+    if lost := [name for name, paths in named.items() if unchanged.issuperset(paths)]:
+        others = ",".join(name for name in targets if name not in lost)
         raise ConfigError(
-            f"adapter.targets: PEFT does not change {', '.join(forbidden)} of {type(model).__name__}, whose kernels "
+            f"adapter.targets: PEFT does not change {', '.join(lost)} of {type(model).__name__}, whose kernels "
             f"read the weight past an adapter. Write adapter.targets={f'[{others}]' if others else 'all-linear'}."
         )
     return list(targets) if not any(map(beside, targets)) else sorted(set(itertools.chain(*named.values())))
 
 
-def _forbidden(model: PreTrainedModel, path: str) -> bool:
-    """Whether PEFT refuses a layer, or its adapter would change nothing: kernels read the weight past the layer, or it
+def _forbidden(model: PreTrainedModel, paths: Collection[str]) -> set[str]:
+    """Layers that PEFT refuses, or whose adapter would change nothing: kernels read the weight past the layer, or it
     belongs to an indexer, through whose choice of tokens nothing is differentiated (DeepSeek, GLM)."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import BaseTuner
 
-    try:
-        BaseTuner._check_target_module_compatiblity(None, LoraConfig(), model, _leaf(path))  # type: ignore[arg-type]
-    except ValueError:
-        return True
-    around = itertools.accumulate(path.split("."), lambda *names: ".".join(names))
-    chooses = any(type(model.get_submodule(each)).__name__.endswith("Indexer") for each in around)
-    return chooses or only_read(model, path)
+    config, refused = LoraConfig(), set[str]()
+    indexers = tuple(f"{name}." for name, each in model.named_modules() if type(each).__name__.endswith("Indexer"))
+    for leaf in {_leaf(path) for path in paths}:
+        try:
+            BaseTuner._check_target_module_compatiblity(None, config, model, leaf)  # type: ignore[arg-type]
+        except ValueError:
+            refused.add(leaf)
+    return {path for path in paths if _leaf(path) in refused or path.startswith(indexers) or only_read(model, path)}
 
 
 def only_read(model: nn.Module, path: str) -> bool:
@@ -250,12 +253,13 @@ def about_targets(model: PreTrainedModel, method: Method) -> str | None:
     from torch import nn
 
     chosen = method.modules(model)
-    left = {
-        _leaf(path)
+    others = {
+        path: module
         for path, module in inside_stacks(model)
         if isinstance(module, nn.Linear) and not any(matches(path, name) for name in chosen)
-        if _forbidden(model, path) or not is_linear(module)
     }
+    forbidden = _forbidden(model, others)
+    left = {_leaf(path) for path, module in others.items() if path in forbidden or not is_linear(module)}
     if not left:
         return None
     return (

@@ -146,11 +146,12 @@ def dry_run(
             swapped = max(min(copies, 1) * sum(each.nbytes for each in values) for values, copies in fit.averaged)
             evaluation = ledger.peak + swapped
         del averages, kept
+    sequences = _sequence_lengths(fit.train)
     return DryRun(
         at_peak=highest(peaks.phases),
         evaluation=evaluation,
         micro_batches=max(len(each) for each in epoch),
-        padded_tokens=max(fit.arrangement.tokens(_sequences(fit.train, rows)) for each in epoch for rows in each),
+        padded_tokens=max(fit.arrangement.tokens(sequences[rows].ravel()) for each in epoch for rows in each),
         flops_per_token=flops / tokens,
         at_gradients=max(peaks.at_gradients.values(), default=0),
         at_recomputing=max(peaks.at_recomputing.values(), default=0),
@@ -358,10 +359,10 @@ def _trials(
 ) -> list[MicroBatchTrial]:
     """The micro-batches that may take most, likeliest first: most tokens with padding, pairs, supervised tokens.
     `positions`: token count above which peak memory no longer grows with supervised tokens."""
-    longest = int(train.lengths.max())
+    longest, sequences = int(train.lengths.max()), _sequence_lengths(train)
     measures: list[Callable[[MicroBatchTrial], Any]] = [
         lambda trial: trial.pairs,
-        lambda trial: arrangement.pairs(_sequences(train, trial.rows)),
+        lambda trial: arrangement.pairs(sequences[trial.rows].ravel()),
         lambda trial: trial.padded,
         lambda trial: trial.padded + trial.pairs / longest,
         lambda trial: (min(trial.supervised, positions), trial.padded),
@@ -370,7 +371,7 @@ def _trials(
     for parts in ([each[0] for each in epoch], [rows for each in epoch for rows in each[1:]]):
         every = []
         for rows in parts:
-            lengths = _sequences(train, rows)
+            lengths = sequences[rows].ravel()
             tokens, pairs = arrangement.tokens(lengths), arrangement.pairs(lengths)
             if arrangement.packed and not arrangement.prefix:  # in half precision; in float32 each row is alone
                 pairs = max(pairs, attention_backend.pairs_in_blocks(lengths.tolist()))
@@ -379,9 +380,9 @@ def _trials(
     return sorted(trials.values(), key=lambda trial: (trial.padded, trial.later, trial.supervised), reverse=True)
 
 
-def _sequences(train: Lengths, rows: Indices) -> Indices:
-    """Tokens of all sequences of a micro-batch."""
-    return train.sequence_lengths[rows].ravel() if isinstance(train, Sequences) else train.lengths[rows]
+def _sequence_lengths(train: Lengths) -> Indices:
+    """Tokens of each sequence of each row, (rows, sequences) or (rows,)."""
+    return train.sequence_lengths if isinstance(train, Sequences) else train.lengths
 
 
 def largest_rows(rows: Examples, *, tokens: int, positions: float = math.inf) -> list[Indices]:
