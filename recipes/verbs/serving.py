@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -17,8 +17,10 @@ from workbench.config import RunConfig
 from workbench.config.task_facts import names
 from workbench.data.text.chat import ChatEncoder
 from workbench.errors import ConfigError
+from workbench.evaluation.serving import prompt_router
 from workbench.evaluation.serving.app import Server, ServerLimits
 from workbench.evaluation.serving.engine import OWN, AdapterRoutes, BankRoutes, Engine, SingleRoutes
+from workbench.evaluation.serving.prompt_router import PromptRouter
 from workbench.evaluation.serving.scheduler import Scheduler
 from workbench.evaluation.serving.served_models import AdapterLoader, ServedModel, TextModel
 from workbench.evaluation.serving.training_bank import TrainingBank
@@ -35,6 +37,8 @@ from workbench.training import capacity
 
 _CONTEXT = 4096
 """Most tokens of a prompt and its answer where a backbone names no limit."""
+AUTO = "auto"
+"""The name by which requests leave the choice of a member to the router of a fleet."""
 _HEADS = ("lm_head", "embed_out", "output")
 """Names of output heads, whose rows a bank does not route."""
 
@@ -62,6 +66,8 @@ class NamedRun:
     name: str
     path: Path
     config: RunConfig
+    router: PromptRouter | None = field(default=None, compare=False)
+    """Of a fleet: chooses among its members, by their names in requests."""
 
     @property
     def created(self) -> int:
@@ -133,26 +139,42 @@ def named(sources: Sequence[str], *, trust: bool) -> list[NamedRun]:
     for source in sources:
         if source in moved:
             continue
-        name, given, path = source.rpartition("=")
-        run = Path(path)
-        name = name if given else run.resolve().name
-        if not name or not path:
-            raise ConfigError(f"{source}: expected a run directory, or NAME=DIRECTORY.")
-        if name in by_name:
-            raise ConfigError(f"{source}: a run is called {name!r} already. Write NAME={path}.")
-        config = run_directory.shipped_config(run, Trust(trust), moved)
-        if not config.task.serves:
-            raise ConfigError(
-                f"{run}: recipe {config.recipe} is not served. Runs of {names(lambda task: task.serves)} are; "
-                "`workbench evaluate` and `predict` ask the others."
+        for run, name, router in _with_members(source):
+            if name in by_name:
+                raise ConfigError(
+                    f"{source}: a run is called {name!r} already. Write NAME={source.rpartition('=')[2]}."
+                )
+            own = Trust(trust)
+            config = (
+                run_directory.shipped_config(run, own, moved) if router is None else run_directory.read_config(run, own)
             )
-        if _writes_answers(config):
-            generate.require_text(config, run)
-        by_name[name] = NamedRun(name, run, config)
+            if not config.task.serves:
+                raise ConfigError(
+                    f"{run}: recipe {config.recipe} is not served. Runs of {names(lambda task: task.serves)} are; "
+                    "`workbench evaluate` and `predict` ask the others."
+                )
+            if _writes_answers(config):
+                generate.require_text(config, run)
+            by_name[name] = NamedRun(name, run, config, router)
     for each in by_name.values():
         if _writes_answers(each.config) and each.config.model.id in by_name:
             raise ConfigError(f"{each.config.model.id} names a backbone and a run. Write NAME={each.path}.")
     return list(by_name.values())
+
+
+def _with_members(source: str) -> Iterator[tuple[Path, str, PromptRouter | None]]:
+    """A run and its name; of a fleet with a router the members before that."""
+    name, given, path = source.rpartition("=")
+    run = Path(path)
+    if (given and not name) or not run.resolve().name or not path:
+        raise ConfigError(f"{source}: expected a run directory, or NAME=DIRECTORY.")
+    if not (run / prompt_router.FILE).is_file():
+        yield run, name or run.resolve().name, None
+        return
+    router = PromptRouter.read(run)
+    served = [f"{name}{'/' * bool(name)}{member}" for member in router.names]
+    yield from ((run / "members" / member, each, None) for member, each in zip(router.names, served, strict=True))
+    yield run, name or AUTO, router._replace(names=served)
 
 
 def _writes_answers(config: RunConfig) -> bool:
@@ -169,7 +191,8 @@ def load(
         loaders: Where those go that load more adapters over such a backbone.
     """
     loaders = [] if loaders is None else loaders
-    texts = [run for run in runs if _writes_answers(run.config)]
+    routed = [run for run in runs if run.router is not None]
+    texts = [run for run in runs if _writes_answers(run.config) and run not in routed]
     shared: dict[str, list[NamedRun]] = {}
     for run in texts:
         shared.setdefault(_backbone_key(run), []).append(run)
@@ -179,9 +202,14 @@ def load(
         models += _texts(group, settings, loaders, bare=group[0].config.model.id not in known)
         known.add(group[0].config.model.id)
     for run in runs:
-        if run not in texts:
+        if run not in [*texts, *routed]:
             task = implementation(run.config)
             models.append(task.serve(run.path, run.config, run.name, run.created, queue=settings.queue))
+    answering = {model.name: model for model in models if isinstance(model, TextModel)}
+    for run in routed:
+        assert run.router is not None
+        bare = answering[answering[run.router.names[0]].root]
+        models.append(replace(bare, name=run.name, created=run.created, router=run.router, members=answering))
     places = {run.name: place for place, run in enumerate(runs)}
     return sorted(models, key=lambda model: places.get(model.name, len(runs)))
 

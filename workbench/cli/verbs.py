@@ -571,6 +571,19 @@ def judge(
 
 
 @app.command(rich_help_panel=Groups.USE)
+def router(
+    fleet: Annotated[Path, typer.Argument(help="A finished run of recipe fleet.", exists=True, file_okay=False)],
+    trust: Trusted = False,
+) -> None:
+    """Learn which member of a fleet answers a prompt. `serve FLEET` then answers for model auto."""
+    with importing():
+        from workbench.cli import render
+        from workbench.recipes.verbs.router import router as fitted
+
+    render.scores(fitted(fleet, trust=trust))
+
+
+@app.command(rich_help_panel=Groups.USE)
 def serve(
     runs: Annotated[list[str], typer.Argument(help="Run directories, or NAME=DIRECTORY; model.id=FOLDER if moved.")],
     host: Annotated[str, typer.Option(help="Address to listen at; one open to others needs a key.")] = "127.0.0.1",

@@ -138,7 +138,7 @@ def probe_losses(features_ND: Floats, class_N: Indices, *, seed: int) -> NDArray
     return found_N
 
 
-def linear_probe(train_ND: Floats, labels_N: NDArray[Any]) -> Pipeline:
+def linear_probe(train_ND: NDArray[np.floating[Any]], labels_N: NDArray[Any]) -> Pipeline:
     """Logistic regression on standardised features."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression

@@ -295,7 +295,7 @@ class Server:
 
     async def _generate(self, form: type[ChatRequest | CompletionRequest], request: Request) -> Response:
         asked: Generation = openai_format.read_request(form, await self._body(request))
-        model = self._of_kind(asked.model, TextModel)
+        model = await asyncio.to_thread(self._of_kind(asked.model, TextModel).chosen, asked)
         prompts = await asyncio.to_thread(model.prompts, asked)
         job = Job(model, asked, prompts, seconds=self._limits.seconds)
         job.submit()

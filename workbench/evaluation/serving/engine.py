@@ -26,6 +26,8 @@ from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.adapters.multi_adapter import BARE
 from workbench.adapters.prompts import virtual_tokens
 from workbench.errors import BackboneError
+from workbench.evaluation.comparison import Floats
+from workbench.evaluation.serving import prompt_router
 from workbench.models.attention_backend import RowCache, RowPart, room
 from workbench.models.output_heads import Head
 from workbench.models.picture_processor import PictureProcessor
@@ -322,6 +324,11 @@ class Engine:
             yield
         finally:
             handle.remove()
+
+    def feature(self, ids: Sequence[int]) -> Floats:
+        """What a router reads of a prompt: `prompt_router.feature` of the backbone without an adapter."""
+        with self._routes.stock(BARE):
+            return prompt_router.feature(self._routes.model, self._head, ids)
 
     def pictured(self, ids: Sequence[int], key: str, processor: PictureProcessor, member: str) -> list[int]:
         """A prompt whose tokens of pictures or recordings have what the tower says of them.

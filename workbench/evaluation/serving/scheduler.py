@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.errors import out_of_memory
+from workbench.evaluation.comparison import Floats
 from workbench.evaluation.generation import picked
 from workbench.evaluation.serving.engine import CHUNK, SIZES, Chunk, Engine
 from workbench.models.attention_backend import RowCache, room
@@ -321,6 +322,10 @@ class Scheduler:
             self._actions.append((action, future))
             self._changed.notify()
         return future.result()
+
+    def feature(self, ids: Sequence[int]) -> Floats:
+        """`Engine.feature` of a prompt, between two tokens."""
+        return self.between(lambda: self._engine.feature(ids))
 
     def pictured(self, ids: Sequence[int], key: str, processor: PictureProcessor, member: str) -> list[int]:
         """`Engine.pictured` of a prompt, between two tokens."""

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -27,6 +27,7 @@ from workbench.data.text.messages import Message, messages_of
 from workbench.errors import WorkbenchError
 from workbench.evaluation.serving.engine import BankRoutes, Engine
 from workbench.evaluation.serving.openai_format import ChatRequest, CompletionRequest, Generation, Refusal
+from workbench.evaluation.serving.prompt_router import PromptRouter
 from workbench.evaluation.serving.scheduler import (
     AnswerInProgress,
     AnswerText,
@@ -75,6 +76,8 @@ class TextModel(ServedModel):
     scheduler: Scheduler
     member: str  # name of its adapter in the engine
     context: int  # most tokens of a prompt and its answer together
+    router: PromptRouter | None = field(default=None, compare=False)  # chooses which of `members` answers
+    members: Mapping[str, TextModel] = field(default_factory=dict, compare=False)
 
     verb = "/v1/chat/completions or /v1/completions"
 
@@ -122,6 +125,13 @@ class TextModel(ServedModel):
                     code="context_length_exceeded",
                 )
         return prompt_ids
+
+    def chosen(self, request: Generation) -> TextModel:
+        """The model that answers: this one, or the member that the router chooses by the first prompt."""
+        if self.router is None:
+            return self
+        (name,) = self.router.chosen(self.scheduler.feature(self.prompts(request)[0])[None])
+        return self.members[name]
 
     def answer(
         self, prompt: Sequence[int], request: Generation, sampling: Sampling, listener: Listener, *, seconds: float
