@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from workbench import evaluation
 from workbench.config import RunConfig, reward_words
 from workbench.data.text.formats import Example
 from workbench.data.text.generated_answers import Answer, answer_to
-from workbench.data.text.prompts import read_questions
+from workbench.data.text.prompts import first_turn, read_questions, turns_of
 from workbench.errors import ConfigError
 from workbench.evaluation import comparison, judges, rewards
 from workbench.evaluation.generation import question_of
@@ -67,7 +67,8 @@ def win_rate(
         run: A run directory.
         against: Another one, or `backbone`: the run's own without its adapter.
         overrides: `key=value` words of sections data and evaluate. `data.test=FILE` names the prompts; without it those
-            of the held-out file are answered.
+            of the held-out file are answered. A row may have several `turns`, as MT-Bench's have, which each model
+            answers one after the other.
         score: Rewards that are added up: `number`, `unit_tests`, `my.py:function`, a reward run, `{kind: ...}`.
         judge: In place of `score`, a program that reads pairs of answers as JSON lines and writes 1, 2 or 0 for each;
             or the address of a server with OpenAI's interface, up to /v1.
@@ -78,7 +79,8 @@ def win_rate(
         trust: Execute the Python code that the runs' config.yaml name.
 
     Returns:
-        `win_rate` with its interval, `ties`, the mean rewards of both, and more by name. `rows_skipped` counts the rows
+        `win_rate` with its interval, `ties`, the mean rewards of both, and more by name; of rows with several turns
+        also `win_rate_turn_1` and so on, with intervals of a bootstrap over rows. `rows_skipped` counts the rows
         that data.on_bad_row=skip left out, where there are any.
 
     Raises:
@@ -111,7 +113,11 @@ def win_rate(
         )
     reward = rewards.build(sources) if sources else None
     skipped: list[str] = []
-    questions = [question for file in _files(config) for question in read_questions(file, config.data, skipped)]
+    read = (read_questions(file, config.data, skipped, convert=first_turn) for file in _files(config))
+    questions = [question for each in read for question in each]
+    turns = {max(1, len(turns_of(columns))) for _, columns in questions}
+    if len(turns) > 1:
+        raise ConfigError(f"--against: rows have {min(turns)} to {max(turns)} turns. Give each row as many.")
     rewards.require_columns(sources, ((question.place, columns) for question, columns in questions))
     own = _answers(exported.load(run, config), questions, contest)
     stock = partial(sampled_answers.stock, other_config.model, other_config)
@@ -132,7 +138,8 @@ def win_rate(
         ]
         files.write_bytes(contest.out, "".join(json.dumps(line) + "\n" for line in lines).encode())
     scores |= {"rows_skipped": float(len(skipped))} if skipped else {}
-    scores = comparison.win_rate_scores(win_S, [each.text for each in own], [each.text for each in theirs]) | scores
+    texts = ([each.text for each in side] for side in (own, theirs))
+    scores = comparison.win_rate_scores(win_S, *texts, turns=max(turns)) | scores
     by = " ".join(filter(None, (contest.judge_model, contest.judge))) or " + ".join(contest.score)
     facts = {"against": str(other), "by": by, "prompts": [*_files(config)], "count": len(own)}
     score_files.keep_win_rate(run, {**facts, **scores})
@@ -167,15 +174,24 @@ def _files(config: RunConfig) -> list[str]:
 
 
 def _answers(model: ExportedModel, questions: Questions, contest: Contest) -> list[Answer]:
-    """A model's answers, from its own template and tokenizer."""
-    asked = [question_of(model, question) for question, _ in questions]
-    texts = evaluation.complete(
-        model.model,
-        [each.ids for each in asked],
-        model.tokenizer,
-        stop=model.stop,
-        max_new_tokens=contest.max_new_tokens,
-        pictures=[each.pictures for each in asked],
-        processor=model.template.processor,
-    )
-    return [answer_to(question, text, row) for (question, row), text in zip(questions, texts, strict=True)]
+    """A model's answers, from its own template and tokenizer: to the first turns of all questions, then the second."""
+    found: list[Answer] = []
+    for turn in range(max(1, len(turns_of(questions[0][1])))):
+        if turn:
+            said = [(each.example.messages, turns_of(each.row)[turn]) for each in found[-len(questions) :]]
+            questions = [
+                (replace(question, messages=(*before, {"role": "user", "content": text})), row)
+                for (question, row), (before, text) in zip(questions, said, strict=True)
+            ]
+        asked = [question_of(model, question) for question, _ in questions]
+        texts = evaluation.complete(
+            model.model,
+            [each.ids for each in asked],
+            model.tokenizer,
+            stop=model.stop,
+            max_new_tokens=contest.max_new_tokens,
+            pictures=[each.pictures for each in asked],
+            processor=model.template.processor,
+        )
+        found += [answer_to(question, text, row) for (question, row), text in zip(questions, texts, strict=True)]
+    return found

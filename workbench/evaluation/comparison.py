@@ -192,19 +192,27 @@ def win_rate_interval(win_S: Floats) -> tuple[float, float]:
     return max(0.0, shares[0]), min(1.0, shares[1])
 
 
-def win_rate_scores(win_S: Floats, own: Sequence[str], other: Sequence[str]) -> dict[str, float]:
+def win_rate_scores(win_S: Floats, own: Sequence[str], other: Sequence[str], *, turns: int = 1) -> dict[str, float]:
     """Scores by name: the win rate with its 95 % interval, where a tie counts half, and what may explain it.
 
     `longer` is how often the longer of two answers wins, over answers that differ in length (words): far above one half
     means that length is rewarded. `words` and `repetition` are means over the own answers and over the other's.
+
+    Where each question has several `turns`, `win_S` has the first ones of all questions, then the second ones. The
+    answers to one question are not independent: intervals, also those of `win_rate_turn_1` and so on, are then
+    percentiles of a bootstrap over questions.
     """
-    low, high = win_rate_interval(win_S)
+    win_QT = win_S.reshape(turns, -1).T
+    low, high = win_rate_interval(win_QT.mean(1))
     score_by_name = {
         "win_rate": float(win_S.mean()),
         "win_rate_low": low,
         "win_rate_high": high,
         "ties": float((win_S == 0.5).mean()),
     }
+    if turns > 1:
+        names = ["win_rate", *(f"win_rate_turn_{turn + 1}" for turn in range(turns))]
+        score_by_name |= metrics.bootstrap_means(names, np.column_stack([win_QT.mean(1), win_QT]))
     longer_S = np.asarray([len(a.split()) - len(b.split()) for a, b in zip(own, other, strict=True)])
     if (unlike_S := longer_S != 0).any():
         score_by_name["longer"] = float(np.where(longer_S > 0, win_S, 1 - win_S)[unlike_S].mean())
@@ -219,7 +227,8 @@ def judge_verdicts(
     """Verdicts of a user's program on pairs of answers: 1, 2 or 0, as in VERDICTS.
 
     It reads lines `{"prompt": ..., "messages": [...], "first": ..., "second": ..., "row": {...}}` from its standard
-    input, and writes a line `1`, `2` or `0` for each. Raises ConfigError: it cannot be started, fails, takes too long,
+    input, and writes a line `1`, `2` or `0` for each; where the conversations before two answers differ,
+    `second_messages` is that of the second. Raises ConfigError: it cannot be started, fails, takes too long,
     or writes something else.
 
     Args:
@@ -230,6 +239,8 @@ def judge_verdicts(
     lines = []
     for first, second in pairs:
         asked = {"prompt": first.prompt, "messages": list(first.messages), "row": dict(first.row)}
+        if first.messages != second.messages:
+            asked["second_messages"] = list(second.messages)
         lines.append(json.dumps({**asked, "first": first.text, "second": second.text}, default=str) + "\n")
     text = "".join(lines)
     try:

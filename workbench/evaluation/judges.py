@@ -24,6 +24,7 @@ from workbench.config.sections.basic_sections import an_address
 from workbench.config.sections.distill_config import RequestLimits
 from workbench.config.sections.rewards_config import CRITERIA, JudgeReward
 from workbench.data.text.generated_answers import Answer
+from workbench.data.text.messages import Message
 from workbench.errors import ConfigError
 from workbench.evaluation import comparison, metrics
 from workbench.evaluation.comparison import Floats
@@ -111,9 +112,13 @@ class AddressJudge:
                 pool.shutdown(cancel_futures=True)
 
     def _body(self, first: Answer, second: Answer) -> dict[str, Any]:
-        turns = [f"{each['role']}: {each.get('content') or ''}" for each in first.messages]
-        request = "\n\n".join(turns) if turns else first.prompt
-        shown = f"Request:\n{request}\n\n[Answer A]\n{first.text}\n[End of answer A]\n\n[Answer B]\n{second.text}\n"
+        request, texts = _said(first.messages) or first.prompt, [first.text, second.text]
+        if first.messages != second.messages:  # each goes on from answers of its own
+            request = (
+                f"{first.prompt}\n\nBoth answers come last in a conversation of their own. Compare those last turns."
+            )
+            texts = [_said(each.example.messages) for each in (first, second)]
+        shown = f"Request:\n{request}\n\n[Answer A]\n{texts[0]}\n[End of answer A]\n\n[Answer B]\n{texts[1]}\n"
         return {
             "model": self.model,
             "messages": [
@@ -130,6 +135,10 @@ class AddressJudge:
         folder = files.cache_folder() / "verdicts" / digest[:2]
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{digest}.json"
+
+
+def _said(messages: Sequence[Message]) -> str:
+    return "\n\n".join(f"{each['role']}: {each.get('content') or ''}" for each in messages)
 
 
 class BothOrders(NamedTuple):

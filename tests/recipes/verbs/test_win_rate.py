@@ -12,11 +12,15 @@ from safetensors.torch import load_file, save_file
 
 import workbench
 from tests.run_files import read_lines, write_lines
+from workbench import evaluation
 from workbench.config.sections.rewards_config import ModelReward
+from workbench.data.text.formats import Example
 from workbench.data.text.generated_answers import Answer
-from workbench.errors import DataError
+from workbench.errors import ConfigError, DataError
 from workbench.evaluation import rewards
+from workbench.evaluation.generation import question_of
 from workbench.models import exported
+from workbench.recipes.single import sampled_answers
 from workbench.recipes.verbs.win_rate import win_rate
 from workbench.report import task_sections
 from workbench.runs import score_files, units
@@ -45,6 +49,29 @@ def test_a_run_and_itself_are_even(run: Path, asked: Path, tmp_path: Path) -> No
     assert len(rows) == 4 and all(row["answer"] == row["other"] and row["win"] == 0.5 for row in rows)
     judged = win_rate(run, run, [f"data.test={asked}"], judge="sed s/.*/1/", max_new_tokens=2)
     assert judged["win_rate"] == 0.5 and judged["order_agreement"] == 0
+
+
+def test_each_model_goes_on_from_its_own_answers(run: Path, tmp_path: Path) -> None:
+    """Two turns of each question in MT-Bench's form, against the backbone, whose answers are those of stock weights."""
+    turns = [[f"What comes after {n}?", f"And after {n + 5}?"] for n in range(3)]
+    asked = write_lines(tmp_path / "mt.jsonl", ({"question_id": n, "turns": each} for n, each in enumerate(turns)))
+    judge = f"sh -c 'tee {tmp_path / 'pairs'} | sed s/.*/1/'"
+    out, words = tmp_path / "answers.jsonl", [f"data.test={asked}"]
+    found = win_rate(run, "backbone", words, judge=judge, max_new_tokens=6, out=out)
+    answers, pairs = read_lines(out), read_lines(tmp_path / "pairs")[:6]
+    assert found["win_rate"] == found["win_rate_turn_2"] == 0.5 and found["win_rate_turn_1_low"] == 0.5
+    for (first, second), one, two, pair in zip(turns, answers, answers[3:], pairs[3:], strict=False):
+        assert (one["prompt"], two["prompt"]) == (first, second) and one["answer"] != one["other"]
+        for side, name in {"answer": "messages", "other": "second_messages"}.items():
+            assert [each["content"] for each in pair[name]] == [first, one[side], second]
+    config = workbench.load_recipe(run / "config.yaml")
+    model = sampled_answers.stock(config.model, config)
+    ids = question_of(model, Example("a row", messages=({"role": "user", "content": turns[0][0]},))).ids
+    (bare,) = evaluation.complete(model.model, [ids], model.tokenizer, stop=model.stop, max_new_tokens=6)
+    assert answers[0]["other"] == bare
+    asked.write_text(asked.read_text() + json.dumps({"turns": ["One alone."]}) + "\n")
+    with pytest.raises(ConfigError, match="rows have 1 to 2 turns"):
+        win_rate(run, "backbone", words, judge=judge)
 
 
 def test_prompts_of_all_files_are_answered(run: Path, asked: Path) -> None:

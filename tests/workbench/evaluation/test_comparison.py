@@ -141,6 +141,17 @@ def test_a_win_rate_has_its_interval_and_what_length_explains() -> None:
     assert (found["words"], found["words_other"]) == (1.5, 1.25)
 
 
+def test_turns_of_a_question_are_resampled_together() -> None:
+    """The bootstrap over questions written out, with scipy's."""
+    win_TQ = np.random.default_rng(1).choice([0, 0.5, 1], (2, 40))
+    win_TQ[1] = win_TQ[0]  # a second turn that goes as the first adds no knowledge
+    found = comparison.win_rate_scores(win_TQ.flatten(), ["a"] * 80, ["b"] * 80, turns=2)
+    wanted = stats.bootstrap((win_TQ.mean(0),), np.mean, method="percentile", random_state=0).confidence_interval
+    for name in ("win_rate", "win_rate_turn_1", "win_rate_turn_2"):
+        assert found[name] == pytest.approx(win_TQ.mean(), abs=1e-4)
+        assert (found[f"{name}_low"], found[f"{name}_high"]) == pytest.approx(tuple(wanted), abs=0.01)
+
+
 def test_the_interval_of_wins_and_losses_is_wilsons() -> None:
     found = comparison.win_rate_interval(np.asarray([1.0] * 7 + [0.0] * 3))
     wanted = stats.binomtest(7, 10).proportion_ci(method="wilson")

@@ -5,7 +5,7 @@ Legend: N prompts, M samples of an epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -35,12 +35,29 @@ def read_prompts(source: str, config: DataConfig, skipped: list[str] | None = No
     return (example for example, _ in read_questions(source, config, skipped))
 
 
+def turns_of(columns: Mapping[str, Any]) -> Sequence[str]:
+    """What a user says turn by turn in a row of MT-Bench's form, whose `turns` is a list of texts; none of others."""
+    turns = columns.get("turns")
+    return turns if isinstance(turns, list) and all(isinstance(each, str) for each in turns) else ()
+
+
+def first_turn(row: RawRow, config: DataConfig) -> Example | None:
+    """As `question`, but of a row in MT-Bench's form its first turn."""
+    if turns := turns_of(row.columns):
+        return Example(row.place, messages=({"role": "user", "content": turns[0]},))
+    return question(row, config)
+
+
 def read_questions(
-    source: str, config: DataConfig, skipped: list[str] | None = None
+    source: str,
+    config: DataConfig,
+    skipped: list[str] | None = None,
+    *,
+    convert: Callable[[RawRow, DataConfig], Example | None] | None = None,
 ) -> Iterator[tuple[Example, Mapping[str, Any]]]:
     """Yield the rows of `source` without their last answer, each with all of its columns, by their names in the file.
     Raises DataError: a row has nothing to answer (the message names file and row), or no row is left. `skipped`:
-    reasons of rows that `config.on_bad_row` leaves out are appended."""
+    reasons of rows that `config.on_bad_row` leaves out are appended. `convert`: in place of `question`."""
     skipped = [] if skipped is None else skipped
     question_count = 0
     rows = list(read_rows(source, config))
@@ -48,7 +65,7 @@ def read_questions(
         raise DataError(f"{source}: holds no rows to answer. Write it again, or name another one.")
     for row in rows:
         try:
-            example = question(row, config)
+            example = (convert or question)(row, config)
         except DataError as error:
             if config.on_bad_row == "refuse":
                 raise
