@@ -9,7 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,8 @@ HARMLESS = frozenset(
     }
 )
 """Settings of a LoraConfig that keep an adapter a plain sum of updates."""
+LABELS = "classes.json"
+"""Says what the outputs of a trained head mean."""
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Values of init_lora_weights that leave the backbone's weights as they are."""
 
@@ -57,6 +59,8 @@ class Saved:
     folder: Path
     config: Mapping[str, Any]
     updates: Updates
+    heads: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors of a trained head, by their names in the file."""
 
 
 class CombinationError(NamedTuple):
@@ -86,12 +90,15 @@ def read(folder: Path) -> Saved:
                 f"{folder}: it holds rows of new tokens, which are values and no updates, so a sum of them means "
                 "nothing. Combine adapters that were trained without model.new_tokens."
             )
-        for key, value in beyond_updates(config).items():
+        trained = config.get("modules_to_save") or [] if (folder / LABELS).exists() else []
+        for key, value in beyond_updates(config | {"modules_to_save": None} if trained else config).items():
             raise ConfigError(
                 f"{folder}: {key}={value!r} makes it more than a sum of updates, so adding it up would not be exact. "
                 "Combine adapters of plain lora or rslora."
             )
         tensors = load_file(folder / "adapter_model.safetensors")
+        names = [name for name in tensors if set(name.split(".")[:-1]) & set(trained)]
+        heads = {name: tensors.pop(name) for name in names}
     except (OSError, ValueError, SafetensorError) as error:
         raise FileError(f"{folder}: no whole adapter ({error}). Name the folder of a saved adapter.") from None
     layers = sorted({name.removeprefix(PREFIX).partition(".lora_")[0] for name in tensors})
@@ -105,7 +112,7 @@ def read(folder: Path) -> Saved:
     for layer in layers:
         down, up = (tensors[f"{PREFIX}{layer}.lora_{part}.weight"].double() for part in "AB")
         updates[layer] = Update(down, up * scale(config, layer, len(down)))
-    return Saved(folder, config, updates)
+    return Saved(folder, config, updates, heads)
 
 
 def weighted_sum(adapters: Sequence[Saved], weights: Sequence[float]) -> Updates:
@@ -126,6 +133,33 @@ def weighted_sum(adapters: Sequence[Saved], weights: Sequence[float]) -> Updates
             else:
                 total[layer] = Update(down, up * weight)
     return total
+
+
+def mean_heads(adapters: Sequence[Saved], weights: Sequence[float]) -> dict[str, Tensor]:
+    """The weighted mean of trained heads whose outputs mean the same, in float32; of weights that sum to more than 0.
+
+    Raises:
+        ConfigError: The outputs mean something else, or the weights have no mean.
+    """
+    first, *others = adapters
+    for other in others:
+        if other.heads.keys() != first.heads.keys() or _labels(other) != _labels(first):
+            raise ConfigError(
+                f"{first.folder} and {other.folder} tell other labels ({LABELS}), so that a mean of their heads means "
+                "nothing. Train both on rows with the same labels."
+            )
+    if first.heads and sum(weights) <= 0:
+        raise ConfigError(
+            f"--weights: {', '.join(f'{each:g}' for each in weights)} have no mean, which the trained heads get. Write "
+            "weights whose sum is above 0."
+        )
+    shares = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+    stacked = {name: torch.stack([each.heads[name].double() for each in adapters], -1) for name in first.heads}
+    return {name: (stack @ shares).float() for name, stack in stacked.items()}
+
+
+def _labels(adapter: Saved) -> bytes:
+    return (adapter.folder / LABELS).read_bytes() if adapter.heads else b""
 
 
 BY_VALUE = {"ties": merge_utils.ties, "dare": merge_utils.dare_linear, "dare_ties": merge_utils.dare_ties}
@@ -253,8 +287,9 @@ def error(updates: Updates, wanted: Updates) -> CombinationError:
     return CombinationError(math.hypot(*differences.values()) / total if total else 0.0, layers)
 
 
-def write(updates: Updates, folder: Path, *, like: Saved) -> Updates:
-    """Write a plain PEFT LoRA with scale 1 for the backbone of `like`; returns what was written, in float32."""
+def write(updates: Updates, folder: Path, *, like: Saved, heads: Mapping[str, Tensor] | None = None) -> Updates:
+    """Write a plain PEFT LoRA with scale 1 for the backbone of `like`, and trained `heads` as `Saved` has them; returns
+    what was written of the updates, in float32."""
     ranks = {layer: len(down) for layer, (down, _) in updates.items()}
     usual = Counter(ranks.values()).most_common(1)[0][0]
     others = {layer: rank for layer, rank in ranks.items() if rank != usual}
@@ -263,6 +298,7 @@ def write(updates: Updates, folder: Path, *, like: Saved) -> Updates:
         r=usual,
         lora_alpha=usual,
         target_modules=sorted(updates),
+        modules_to_save=like.config.get("modules_to_save") if heads else None,
         rank_pattern=others,
         alpha_pattern=dict(others),
         fan_in_fan_out=like.config.get("fan_in_fan_out", False),
@@ -277,7 +313,7 @@ def write(updates: Updates, folder: Path, *, like: Saved) -> Updates:
         for layer, update in written.items()
         for part, tensor in zip("AB", update, strict=True)
     }
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(tensors | dict(heads or {}), folder / "adapter_model.safetensors", metadata={"format": "pt"})
     return written
 
 

@@ -63,7 +63,8 @@ def combine_runs(
 ) -> Combined:
     """Write the updates of several LoRA runs over one backbone as one run: their weighted sum, or a merge.
 
-    Data, template and tokenizer are those of the first; the new run ends its answers where any of them does.
+    Data, template and tokenizer are those of the first; the new run ends its answers where any of them does. Trained
+    heads, as of classifiers, are averaged by the weights where their labels are the same.
 
     Args:
         runs: Run directories.
@@ -154,6 +155,12 @@ def combine_runs(
                 )
     saved = [combine.read(run / "adapter") for run in sources]
     lost, choice = None, None
+    if chooser is not None and saved[0].heads:
+        raise ConfigError(
+            f"{sources[0]} has a trained head, of which a sum of chosen weights is not scored. Write weights: --by sum "
+            f"--weights {','.join(['0.5'] * len(sources))}."
+        )
+    heads = combine.mean_heads(saved, [1.0] * len(saved) if weights is None or isinstance(weights, str) else weights)
     if chooser is not None:
         judged = asked_config(sources[0], overrides, verb="combine", trust=trust)
         if judged.over is not None:
@@ -187,7 +194,7 @@ def combine_runs(
     run = run_directory.start(out, _of_sum(configs[0], updates), resume=False)
     try:
         with files.new_folder(run.adapter) as folder:
-            written = combine.write(updates, folder, like=saved[0])
+            written = combine.write(updates, folder, like=saved[0], heads=heads)
             _copy_beside([source / "adapter" for source in sources], folder)
         combination = Combined(
             lost or combine.error(written, total),

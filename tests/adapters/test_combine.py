@@ -156,6 +156,34 @@ def test_what_is_more_than_updates_is_refused(case: str, tmp_path: Path) -> None
     assert "Combine adapters" in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore")  # stock PEFT warns about heads
+def test_trained_heads_are_averaged_by_the_weights(tmp_path: Path) -> None:
+    base, weights = tiny("Llama", tie_word_embeddings=False), (0.5, 1.5)
+    for seed, folder in enumerate((tmp_path / "one", tmp_path / "two")):
+        config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
+        model = get_peft_model(copy.deepcopy(base), config)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+        model.save_pretrained(str(folder))
+        (folder / combine.LABELS).write_text("{}")
+    saved = [combine.read(tmp_path / name) for name in ("one", "two")]
+    total, heads = combine.weighted_sum(saved, weights), combine.mean_heads(saved, weights)
+    combine.write(total, tmp_path / "both", like=saved[0], heads=heads)
+    first, second, both = (_merged(base, tmp_path / name) for name in ("one", "two", "both"))
+    for name, value in base.double().state_dict().items():
+        wanted = value + 0.5 * (first[name] - value) + 1.5 * (second[name] - value)
+        if name == "lm_head.weight":
+            wanted = 0.25 * first[name] + 0.75 * second[name]
+        torch.testing.assert_close(both[name], wanted, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ConfigError, match="have no mean"):
+        combine.mean_heads(saved, (1.0, -1.0))
+    (tmp_path / "two" / combine.LABELS).write_text('{"names": []}')
+    with pytest.raises(ConfigError, match="tell other labels"):
+        combine.mean_heads(saved, weights)
+
+
 def test_other_kinds_other_backbones_and_other_folders_are_refused(tmp_path: Path) -> None:
     base = tiny("GPT2")
     adapters.save(adapters.attach(copy.deepcopy(base), adapters.BitFit(), seed=0), tmp_path / "bitfit")
