@@ -572,7 +572,7 @@ def judge(
 
 @app.command(rich_help_panel=Groups.USE)
 def router(
-    fleet: Annotated[Path, typer.Argument(help="A finished run of recipe fleet.", exists=True, file_okay=False)],
+    fleet: Annotated[Path, typer.Argument(help="A finished run of recipe fleet.")],
     trust: Trusted = False,
 ) -> None:
     """Learn which member of a fleet answers a prompt. `serve FLEET` then answers for model auto."""
