@@ -97,7 +97,7 @@ def outcome(run: Path) -> str:
         import pandas as pd
 
         from workbench.config.task_facts import task_of
-        from workbench.report import findings, run_record, teacher_worth
+        from workbench.report import findings, pages, run_record, teacher_worth
         from workbench.runs import cost_table, score_files
         from workbench.runs.files import read_json
         from workbench.runs.run_directory import shipped_values
@@ -111,12 +111,20 @@ def outcome(run: Path) -> str:
         rates = task is not None and task.report == "rewards"
         embeds, classifies = rates or (task is not None and task.report == "retrieval"), "predicted" in predictions
         first = "baseline" if classifies or rates else "before"
-        of_parts = (name for scored in run_scores.values() for name in scored if "[" in name)
-        names = dict.fromkeys([*run_scores["after"], *of_parts])
-        columns_of = run_scores.values()
-        rows = [[name, *(f"{each[name]:.4f}" if name in each else "" for each in columns_of)] for name in names]
-        columns = [first if when == "before" else when for when in run_scores]
-        OUT.print(table(["score", *columns], rows, title="Held-out scores", framed=True))
+        named = pages.scores(record)
+        sure = any(each["interval"] for each in named)
+        rows = [
+            [each["label"], *(f"{of[name]:.4f}" if name in of else "" for of in run_scores.values())]
+            + ([each["interval"]] if sure else [])
+            for each in named
+            if not each["folded"]
+            for name in [each["name"]]
+        ]
+        columns = ["score", *(first if when == "before" else when for when in run_scores)]
+        columns += ["95 %, after"] if sure else []
+        OUT.print(table(columns, rows, title="Held-out scores", framed=True))
+        if more := len(named) - len(rows):
+            _lines(f"{more} more are in the report.")
         if (costs := cost_table.read(scores.get(score_files.COSTS))) is not None:
             OUT.print(Text(), table(cost_table.COLUMNS, costs.rows, title="What the student costs"))
             _lines(costs.note)

@@ -585,6 +585,12 @@ def shown(tokenizer: PreTrainedTokenizerBase, ids: Indices, processor: MediaProc
     return _text(tokenizer, ids)
 
 
+def row_text(tokenizer: PreTrainedTokenizerBase, row: Row, processor: MediaProcessor | None) -> str:
+    """A row for people to read: what carries loss and what does not, in turn, a paragraph each."""
+    turns = np.split(row.input_ids, np.flatnonzero(np.diff(row.supervised)) + 1)
+    return "\n".join(filter(None, (shown(tokenizer, ids, processor).strip() for ids in turns)))
+
+
 def _text(tokenizer: PreTrainedTokenizerBase, ids: Indices | Tensor) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True))
 

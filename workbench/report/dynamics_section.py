@@ -137,8 +137,8 @@ def _forgetting(table: pd.DataFrame) -> list[Plot]:
         return []
     edges = np.arange(0.5, events.max() + 1) if events.max() <= BARS else np.linspace(0.5, events.max() + 0.5, BARS)
     bars = Series("rows", edges, np.histogram(events, edges)[0].astype(np.float64), "bars")
-    never = f"{len(table) - len(events):,} rows"
-    caption = f"Right at a visit and wrong at the next (Toneva et al. 2019): never of {never}."
+    never = f"never forgotten: {len(table) - len(events):,} of {len(table):,} rows"
+    caption = f"Right at a visit and wrong at the next (Toneva et al. 2019); {never}."
     times, rows = Axis("times forgotten", "count"), Axis("rows", "count")
     return [draw("Forgetting events", [bars], x=times, y=rows, caption=caption)]
 
@@ -172,6 +172,9 @@ class LayerTable(NamedTuple):
     """Parts of blocks by kind, neighbouring blocks that are alike in one row."""
 
     kinds: Sequence[str]
+    """Those of which any trains."""
+    frozen: Sequence[str]
+    """The others."""
     rows: Sequence[tuple[str, Sequence[str], str]]
     """Name, a cell for each kind (empty where there is no such part), share of the steps in which it trained."""
     changed: bool
@@ -190,7 +193,9 @@ def layers(run: RunRecord) -> LayerTable | None:
 
 def _table(lines: Sequence[Mapping[str, Any]], run: RunRecord) -> LayerTable:
     layers = lines[0]["layers"]
-    kinds = dict.fromkeys(kind for layer in layers for kind in layer["parts"])
+    known = dict.fromkeys(kind for layer in layers for kind in layer["parts"])
+    kinds = [kind for kind in known if any(layer["parts"].get(kind) for layer in layers)]
+    still = [kind for kind in known if kind not in kinds]
     last = max(int(run.metrics["step"].max()) if len(run.metrics) else 1, int(lines[-1]["step"]), 1)
     begins = [max(1, int(line["step"])) for line in lines]
     spans = list(zip(lines, begins, [*begins[1:], last + 1], strict=True))
@@ -213,4 +218,4 @@ def _table(lines: Sequence[Mapping[str, Any]], run: RunRecord) -> LayerTable:
         first, last_name = (name.removeprefix("block ") for name in (names[0], names[-1]))
         name = f"blocks {first} to {last_name}" if each else names[0]
         rows.append((name, cells, units.percent(share) if any(parts.values()) else ""))
-    return LayerTable(tuple(kinds), rows, changed=len(lines) > 1)
+    return LayerTable(tuple(kinds), tuple(still), rows, changed=len(lines) > 1)

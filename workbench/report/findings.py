@@ -119,6 +119,9 @@ def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
         if worth is None:
             text += " Whether the student needed the teacher was not measured: distill.control=true would tell."
         yield "plain", text
+    if (blind := after.get("f1_of_other_pictures")) is not None:
+        text = f"With the pictures of other rows the answers' F1 is {blind:.2f}, with their own {after['f1']:.2f}"
+        yield "plain", f"{text}: that is what pictures are worth."
     if text := frozen_features.sentence(record.probe, after=after.get("accuracy")):
         yield "plain", text
     if facts := manifest.get("simple_baseline"):

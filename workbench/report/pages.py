@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -32,16 +32,21 @@ from workbench.report.run_record import RunRecord
 from workbench.runs import cost_table, draft_table, files, score_files, units
 
 _T = TypeVar("_T")
-SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
+SCORES: dict[str, tuple[str, Literal["low", "high"] | None]] = {
     "loss": ("Loss, nats per token", "low"),
+    "loss_of_other_pictures": ("Loss with the pictures of other rows", None),
     "perplexity": ("Perplexity", "low"),
     "token_accuracy": ("Token accuracy", "high"),
     "f1": ("Answer F1", "high"),
+    "f1_of_other_pictures": ("Answer F1 with the pictures of other rows", None),
     "rouge_l": ("Answer ROUGE-L", "high"),
     "wer": ("Word error rate", "low"),
     "cer": ("Character error rate", "low"),
 }
-"""Title of each score on the page, and which direction is better."""
+"""Title of each score on the page and on the terminal, and which direction is better, if any is."""
+DETAILS = frozenset({"perplexity", "token_accuracy", "rouge_l"})
+"""Scores beside which another one says the same in short; folded in a table of more than MOST_SCORES rows."""
+MOST_SCORES = 12
 COLUMNS = (
     *("before", "after", "plain", "teacher", "control", "nested"),
     *("test", "plain_test", "teacher_test", "control_test", "refit"),
@@ -113,7 +118,7 @@ def write(run: Path) -> Path:
         findings=findings.findings(this),
         predicted=sorted(each.name for each in run.glob("*.csv")),
         tiles=_tiles(this),
-        scores=_scores(this),
+        scores=scores(this),
         costs=cost_table.read(this.costs),
         cost_columns=cost_table.COLUMNS,
         drafts=draft_table.read(this.drafts),
@@ -239,7 +244,10 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     ]
 
 
-def _scores(run: RunRecord) -> list[dict[str, str]]:
+def scores(run: RunRecord) -> list[dict[str, Any]]:
+    """Rows of the table of scores: `name`, `label`, a text for each of COLUMNS, `interval`, what the difference is
+    worth, and whether the row is `folded`."""
+    own: Mapping[str, tuple[str, str | None]] | None
     own = class_section.titles(run) if run.classifies else task_sections.EMBED_SCORES if run.embeds else None
     own = {**SCORES, **task_sections.PREFERENCE_SCORES} if run.prefers else own
     own = task_sections.reward_scores(run) if run.rewards else own
@@ -248,6 +256,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     known = SCORES if own is None else {**loss, **own, **loss}
     measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)
     shown = [name for name in measured if not score_files.is_bound(name)]
+    folds = len(shown) > MOST_SCORES
     order = {score: place for place, score in enumerate(known)}
     rows = []
     for name in sorted(shown, key=lambda name: order.get(name, order.get(name.partition("[")[0], len(order)))):
@@ -258,15 +267,16 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
             title, better = known[base]
             label = ", ".join([title.partition(",")[0], *names])
         difference, chance = run.difference(name), run.chance(name)
-        row = {when: units.number(run.scores.get(when, {}).get(name)) for when in COLUMNS}
-        row |= {"label": label, "difference": "", "chance": "", "judged": ""}
+        row: dict[str, Any] = {when: units.number(run.scores.get(when, {}).get(name)) for when in COLUMNS}
+        row |= {"name": name, "label": label, "difference": "", "chance": "", "judged": ""}
+        row |= {"interval": run.interval(name), "folded": folds and base in DETAILS}
         if difference is not None:
             row["difference"] = units.signed(difference)
             row["chance"] = f"± {units.number(chance)}" if chance is not None else ""
             if better is not None and difference:
                 word = "better" if (difference < 0) == (better == "low") else "worse"
                 row["judged"] = word if chance is None or abs(difference) > chance else "may be chance"
-        row["chance"] = "; ".join(each for each in (run.interval(name), row["chance"]) if each)
+        row["chance"] = "; ".join(each for each in (row["interval"], row["chance"]) if each)
         rows.append(row)
     return rows
 

@@ -34,7 +34,7 @@ from workbench.data.text.row_encoder import OwnEncoder, conversation_encoder, en
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.data.text.transcripts import TranscriptEncoder
 from workbench.errors import ConfigError
-from workbench.evaluation import GeneratedAnswer, transcript_scores
+from workbench.evaluation import GeneratedAnswer, generation, transcript_scores
 from workbench.evaluation.forward_passes import ModelResults, ResultStore
 from workbench.evaluation.perplexity import Floats, SummedLosses
 from workbench.losses import r_drop
@@ -239,7 +239,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         return backbones.new_token_ids(self.config.model, self.tokenizer)
 
     def text(self, row: int) -> str:
-        return str(self.tokenizer.decode(self.data.train[row].input_ids, skip_special_tokens=True)).strip()
+        return generation.row_text(self.tokenizer, self.data.train[row], self.data.train.processor)
 
     def untrained(self, backbone: Backbone) -> ExportedModel | None:
         head = output_heads.find(backbone.model, backbone.model)

@@ -22,6 +22,7 @@ from workbench.models.model_sizes import AdapterSize, SizeTable
 from workbench.recipes import shipped
 from workbench.recipes.verbs.check import check
 from workbench.recipes.verbs.merge import Merged
+from workbench.report import pages, run_record
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +58,10 @@ def test_outcome_shows_scores_and_three_answers_beside_their_references(
     render.outcome(trained)
     text = capsys.readouterr().out
     scores = json.loads((trained / "scores.json").read_text())
-    for name, value in scores["after"].items():
-        assert _cells(text, name) == [name, f"{scores['before'].get(name, float('nan')):.4f}", f"{value:.4f}"]
+    for row in pages.scores(run_record.read(trained)):
+        before, after = (scores[when][row["name"]] for when in ("before", "after"))
+        wanted = [row["label"], f"{before:.4f}", f"{after:.4f}", *filter(None, [row["interval"]])]
+        assert _cells(text, row["label"]) == wanted
     for label in ("reference", "before", "after"):
         assert text.count(f"{label}  ") == 3
     assert "What comes after" in text and "after  It is" in text

@@ -296,6 +296,21 @@ def test_long_run_stays_small_and_writes_aside(tmp_path: Path) -> None:
     ]
 
 
+def test_of_many_scores_those_that_say_the_same_in_short_are_folded(tmp_path: Path) -> None:
+    """What pictures are worth stands among the first, by names in plain words."""
+    blind = {"loss_of_other_pictures": 4.5, "f1_of_other_pictures": 0.11}
+    of_sets = {f"{name}[{of}]": value for name, value in SCORES["after"].items() for of in ("shape", "colour")}
+    scores = {when: SCORES[when] | of_sets | blind for when in ("before", "after")}
+    html = report.write(make_run(tmp_path / "run", scores=scores, answers=predictions(4))).read_text()
+    table, _, rest = html.partition('<section aria-labelledby="scores">')[2].partition("<details")
+    parts = (table, rest.partition("</details>")[0])
+    first, folded = (re.findall(r'<th [^>]*class="words">(.*?)</th>', each) for each in parts)
+    assert first[3] == "Loss with the pictures of other rows" and "Answer F1, shape" in first
+    assert {each.partition(",")[0] for each in folded} == {"Perplexity", "Token accuracy", "Answer ROUGE-L"}
+    assert len(folded) == 9 and "of_other" not in html.partition("<details")[0]
+    assert "With the pictures of other rows the answers&#39; F1 is 0.11, with their own 0.21" in html
+
+
 def test_unknown_scores_are_shown_without_a_judgement(tmp_path: Path) -> None:
     scores = {when: SCORES[when] | {"brevity": 0.5 + (when == "after")} for when in ("before", "after")}
     scores["test"] = {"loss": 4.04}
