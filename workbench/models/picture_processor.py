@@ -391,14 +391,14 @@ class HearingProcessor(PictureProcessor):
     @cached_property
     def processor(self) -> Any:
         """The stock processor. Raises BackboneError: there is none, or it does not write the tokens of recordings."""
-        loaded = self._stock()
-        if getattr(type(loaded), "replace_audio_token", None) in (None, ProcessorMixin.replace_audio_token):
+        stock = _class_of(self.architecture)
+        if getattr(stock, "replace_audio_token", None) in (None, ProcessorMixin.replace_audio_token):
             raise BackboneError(
-                f"model.id={self.model.id}: its processor, {type(loaded).__name__}, does not say which tokens of a "
+                f"model.id={self.model.id}: its processor, {stock.__name__}, does not say which tokens of a "
                 "text stand for a recording, so that it is trained on text alone. Take one such as Qwen2-Audio, or "
                 "leave the rows with recordings out."
             )
-        return loaded
+        return self._stock()
 
     @property
     def token(self) -> str:
