@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from workbench.adapters import Full
+from workbench.adapters import Full, Lora
 from workbench.config import RunConfig
 from workbench.config.checks import cross_checks
 from workbench.config.checks.step_checks import unable_by_block, untiled_layout
@@ -609,7 +609,7 @@ def _cure(config: RunConfig, least: SolverChoice, make_plan: PlanMaker, timing: 
         where, needed, memory = "of the host's memory", plan.host_needed, plan.host_memory
     sentence = (
         f"The run does not fit into {units.size(memory)} {where}: the least that any way takes is "
-        f"{units.size(needed)}, {needed - memory:,} bytes more."
+        f"{units.size(needed)}, {units.size(needed - memory)} more."
     )
     for words, changed in _changes(config, least):
         if _best(changed, make_plan, timing).plan.fits:
@@ -633,3 +633,5 @@ def _changes(config: RunConfig, least: SolverChoice) -> Iterator[tuple[str, RunC
                 whole = tokens * config.distributed.sequence
                 shorter = _with(least.config, "data", max_tokens=whole)
                 yield f"data.max_tokens={whole}", _with(shorter, "batch", tokens_per_device=tokens)
+    if isinstance(config.adapter, Full):
+        yield "adapter.method=lora", config.model_copy(update={"adapter": Lora()})

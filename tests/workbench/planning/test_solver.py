@@ -18,6 +18,7 @@ from workbench.planning.plan import Plan
 from workbench.planning.sharded_memory import Contents
 from workbench.planning.solver import SolverChoice
 from workbench.planning.step_time import StepWork, Timed
+from workbench.runs import units
 
 ROWS, LENGTH, COUNT = 32, 100, 1_000_000
 FIXED = 16 * COUNT
@@ -377,13 +378,29 @@ def test_the_smallest_change_is_one_that_fits() -> None:
         FIXED + 20_000, device="cpu", adapter={"method": "full"}, data={"train": "rows.jsonl", "max_tokens": 50}
     )
     assert again.plan.fits
-    with pytest.raises(ConfigError, match=r"does not fit into .* bytes more"):
+    with pytest.raises(ConfigError, match=r"does not fit into .* more"):
         found.require()
+
+
+def test_where_all_weights_fit_in_no_way_an_adapter_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = DryRuns.__call__
+
+    def lighter(self: DryRuns, config: RunConfig) -> Plan:
+        plan = made(self, config)
+        if config.adapter.method == "full":
+            return plan
+        parts = {**plan.dry_run.at_peak, "gradients": 0, "optimizer": 0}
+        return replace(plan, dry_run=replace(plan.dry_run, at_peak=parts, evaluation=0))
+
+    monkeypatch.setattr(DryRuns, "__call__", lighter)
+    found, _ = choose(FIXED // 2, device="cpu", adapter={"method": "full"})
+    assert found.cure is not None and found.cure.endswith("The smallest change that fits: adapter.method=lora.")
+    assert choose(FIXED // 2, device="cpu")[0].plan.fits
 
 
 def test_where_no_change_helps_the_missing_bytes_are_told() -> None:
     found, _ = choose(COUNT, adapter={"method": "full"})
     assert found.cure is not None and "No setting alone helps" in found.cure
     missing = found.plan.needed - COUNT
-    assert f"{missing:,} bytes more" in found.cure
+    assert f"{units.size(missing)} more" in found.cure
     assert choose(COUNT + missing, adapter={"method": "full"})[0].plan.fits
