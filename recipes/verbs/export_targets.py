@@ -183,7 +183,7 @@ def _write_gguf_adapter(source: Source, path: Path) -> tuple[OutputError, PreTra
         adapter, again = Path(name) / "adapter", Path(name) / "again"
         again.mkdir()
         _copy_adapter(source, adapter)
-        backbone = _base(source)
+        backbone = merge.as_loaded(_base(source))
         gguf_files.write_adapter(adapter, backbone.config, path, name=source.run.name)
         gguf_files.restore_adapter(path, backbone.config, again, like=adapter)
         error = source.reference.error(adapters.load(backbone, again), backbone)
@@ -246,7 +246,7 @@ def _served(source: Source, folder: Path, model_command: str, adapter_command: C
     if source.form == "whole":
         return WrittenExport(merged_model(source, folder).error, "loaded by transformers", model_command)
     _copy_adapter(source, folder)
-    backbone = _base(source)
+    backbone = merge.as_loaded(_base(source))
     error = source.reference.error(adapters.load(backbone, folder), backbone)
     rank = lora_limits.settings(folder)["r"]
     template = " --chat-template DIR/chat_template.jinja" if (folder / "chat_template.jinja").exists() else ""

@@ -92,9 +92,16 @@ def _rounded(run: Path, config: RunConfig, reference: RunOutputs, weights: str) 
     """Error of the adapter over a backbone in the precision `weights`: what rounding changes without a merge."""
     packed = config.model.weights in QUANTISED
     backbone = base_model(run, config, reference, weights=config.model.weights if packed else "float32")
-    backbone = reference.settle(backbone.to(DTYPES[weights]))  # type: ignore[arg-type]
-    sounds.compute_in(backbone, DTYPES[weights])
+    backbone = as_loaded(reference.settle(backbone.to(DTYPES[weights])))  # type: ignore[arg-type]
     return reference.error(adapters.load(backbone, run / "adapter"), backbone)
+
+
+def as_loaded(model: PreTrainedModel) -> PreTrainedModel:
+    """A model of rounded weights, with its products as `reload` has them: in float32 where a device emulates halves."""
+    if not backbones.has_bfloat16_units(model.device):
+        model.float()
+    sounds.compute_in(model, model.dtype)
+    return model
 
 
 def require_one_model(run: Path, config: RunConfig) -> None:

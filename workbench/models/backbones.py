@@ -521,7 +521,7 @@ def _precision(
             f"write model.weights={compute}."
         )
     if weights != compute and weights in DTYPES:
-        slow = "" if native else ": this device has no bfloat16 units, and emulating them is about three times slower"
+        slow = "" if native else ": this device has no bfloat16 units, and emulating them is several times slower"
         notes.append(f"weights stored in {weights}, computed in {compute}{slow}")
     elif compute == "bfloat16" and not native:
         notes.append("bfloat16 products are emulated on this device and slow; model.compute=float32 is faster")

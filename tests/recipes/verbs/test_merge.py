@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from workbench.config import ModelConfig
 from workbench.data.starter import FOLDER
 from workbench.data.text import tokenized
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
-from workbench.models import exported
+from workbench.models import backbones, exported
 from workbench.recipes.task import ROWS
-from workbench.recipes.verbs.merge import merge
+from workbench.recipes.verbs.merge import as_loaded, merge
 from workbench.runs import run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -199,3 +200,16 @@ def test_what_cannot_be_merged_is_said_before_any_work(trained: Path, tmp_path: 
     with pytest.raises(ConfigError, match="not a run directory"):
         merge(tmp_path, out=tmp_path / "merged", weights="float32")
     assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_what_rounding_changes_is_computed_as_the_merged_model_is(
+    units: bool, short_stories: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Emulated bfloat16 would round activations too, and takes minutes for a small model."""
+    monkeypatch.setattr(backbones, "has_bfloat16_units", lambda _: units)
+    section = ModelConfig(id=short_stories, weights="bfloat16")
+    loaded = backbones.load(section, None).model
+    found = as_loaded(_stock(Path(short_stories), torch.bfloat16))
+    ids = torch.arange(9)[None]
+    assert torch.equal(found(ids).logits.float(), loaded(ids).logits.float())
