@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted(path for path in (ROOT / "scripts" / "tutorials").glob("*.md") if path.name != "README.md")
@@ -100,3 +105,20 @@ def _workbench(words: list[str]) -> Iterator[list[str]]:
 def inline(page: Path) -> list[str]:
     """Code in the text of a page."""
     return [" ".join(code.split()) for code in _INLINE.findall(_FENCE.sub("", page.read_text()))]
+
+
+def run_in_shell(script: str, folder: Path, *, status: int = 0) -> str:
+    """What a script says there, with the package of these tests, a thread a process and nothing to read.
+
+    Raises:
+        AssertionError: It ended with another exit status.
+    """
+    folders = [Path(forked.python()).parent, Path(sys.executable).parent]
+    path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr

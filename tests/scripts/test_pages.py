@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests import forked
 from tests.recipes.test_published_files import PUBLISHED
-from tests.scripts.shown_commands import PAGES, ROOT, TUTORIALS, blocks, inline
+from tests.scripts.shown_commands import PAGES, ROOT, TUTORIALS, blocks, inline, run_in_shell
 from workbench.config.yaml_text import dump_yaml
 
 RUN = [page for page in PAGES if any(block.runs_as_printed for block in blocks(page))]
@@ -23,18 +19,6 @@ RECIPES = {"sft.yaml": "sft/quickstart", "prefer.yaml": "prefer/quickstart"}
 """Files of a reader's own, by the names that pages give them, and what a test takes instead."""
 TINY = "train.steps=2 evaluate.answers=1 evaluate.max_new_tokens=4 evaluate.samples=0 data.held_out=0.2"
 """Settings that make a second of a run."""
-
-
-def _shell(script: str, folder: Path) -> None:
-    """Run a script there, with the package of these tests, a thread a process and nothing to read."""
-    folders = [Path(forked.python()).parent, Path(sys.executable).parent]
-    path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
-    command = ["bash", "-euo", "pipefail", "-c", script]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=environment, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def _write_what_a_reader_has(folder: Path) -> None:
@@ -55,7 +39,7 @@ def _write_what_a_reader_has(folder: Path) -> None:
 @pytest.mark.parametrize("page", RUN, ids=IDS)
 def test_a_page_runs(page: Path, tmp_path: Path) -> None:
     _write_what_a_reader_has(tmp_path)
-    _shell("\n".join(block.script() for block in blocks(page) if block.runs_as_printed), tmp_path)
+    run_in_shell("\n".join(block.script() for block in blocks(page) if block.runs_as_printed), tmp_path)
     if page in TUTORIALS:
         promised = [code for code in inline(page) if code.startswith("runs/") and " " not in code]
         assert [name for name in promised if not (tmp_path / name).exists()] == []
@@ -75,7 +59,7 @@ def test_the_first_commands_of_the_readme_run_on_own_rows(tmp_path: Path) -> Non
         .replace("init my.yaml", "init my.yaml --rows my.jsonl --memory 8GB")
     )
     assert script.count("model.id=starter") == script.count(TINY) == 2
-    _shell(script, tmp_path)
+    run_in_shell(script, tmp_path)
     assert (tmp_path / "runs/mine/report.html").is_file() and (tmp_path / "merged/model.safetensors").is_file()
 
 

@@ -137,8 +137,8 @@ def test_the_index_of_recipes_names_every_page() -> None:
     assert set(OF_RECIPES) - {index} == linked & set(OF_RECIPES)
 
 
-def test_tutorials_are_shell_alone() -> None:
-    assert {block.language for page in TUTORIALS for block in blocks(page)} == {"sh"}
+def test_tutorials_are_shell_and_what_it_prints() -> None:
+    assert {block.language for page in TUTORIALS for block in blocks(page)} == {"sh", "text"}
 
 
 def test_the_list_of_tutorials_is_whole() -> None:

@@ -83,6 +83,12 @@ def numbers(inspection: Inspection) -> None:
             rows.append((name, *(f"{count:,}" for count in counts), cut, f"{len(split.skipped):,}"))
     columns = ["split", "rows", "tokens", "with loss", "longest", "cut", "left out"]
     OUT.print(table(columns, rows, framed=True))
+    kept = [name for name in ("held-out", "test") if splits[name] is not None]
+    data = inspection.config.data
+    if kept and inspection.config.task.writes_text and not data.fold.trains:  # whose own fold was not compared
+        near = data.decontaminate.action == "off"
+        advice = " data.decontaminate.action=keep looks for rows that are nearly alike." if near else ""
+        OUT.print(f"No {' or '.join(kept)} row equals a training row.{advice}\n")
     for name, split in splits.items():
         if isinstance(split, TokenizedSet) and (sentences := split.use_in_words()):  # tagged rows are no texts to use
             OUT.print(f"{name}: {' '.join(sentences)}")

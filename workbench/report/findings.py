@@ -149,8 +149,9 @@ def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
             tone: Tone = "good" if difference > 0 else "warning"
             yield tone, f"The answers changed by more than chance: {text}."
         else:
-            text = f"The change of the answers may be chance: {text}. A larger evaluate.answers would tell."
-            yield "warning", text
+            rows = (manifest.get("data", {}).get("held_out") or {}).get("rows", 0)
+            more = "A larger evaluate.answers" if rows > len(record.predictions) else "More held-out rows"
+            yield "warning", f"The change of the answers may be chance: {text}. {more} would tell."
 
     if (found := frozen(record)) is not None:
         yield found.tone, found.text
