@@ -22,9 +22,7 @@ finally:
     sys.path.pop()
 
 PAGE = ROOT / "scripts" / "tutorials" / "walks.md"
-SHORT = (
-    "train.steps=2 evaluate.every=null save.every=null data.held_out=0.2 evaluate.answers=1 evaluate.max_new_tokens=4"
-)
+SHORT = "train.steps=2 data.held_out=0.2 evaluate.answers=1 evaluate.max_new_tokens=4"
 FEW_FOLDS = "train.steps=2 folds.k=2 image.size=32 tta.views=[shifts]"
 
 
