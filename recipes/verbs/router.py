@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
@@ -59,7 +60,7 @@ def router(fleet: Path | str, *, trust: bool = False) -> dict[str, float]:
     owners: dict[tuple[int, ...], set[str]] = {}
     for member in members:
         for data in run_directory.read_config(member, trusted).data.training_files.values():
-            for each in read_prompts(starter.resolve(data.train), data, []):
+            for each in islice(read_prompts(starter.resolve(data.train), data, []), data.limit):
                 owners.setdefault(tuple(model.template.question(each)[: data.max_tokens]), set()).add(member.name)
     counts = Counter(name for names in owners.values() for name in names)
     if few := [member.name for member in members if counts[member.name] < LEAST]:
