@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from workbench.recipes.verbs.merge import merge
     from workbench.recipes.verbs.plans.plan import solve as plan
     from workbench.recipes.verbs.rate_finder import find_learning_rate
-    from workbench.recipes.verbs.router import router
     from workbench.recipes.verbs.sample import sample
     from workbench.recipes.verbs.win_rate import win_rate
     from workbench.report.pages import compare
@@ -105,7 +104,6 @@ __all__ = [
     "predict",
     "register_method",
     "register_task",
-    "router",
     "run",
     "run_each",
     "sample",
@@ -154,7 +152,6 @@ _PLACES = {
     "predict": "recipes.verbs.generate:predict",
     "register_method": "adapters:register",
     "register_task": "config.task_facts:register",
-    "router": "recipes.verbs.router:router",
     "run_each": "cli.each_value:run_each",
     "sample": "recipes.verbs.sample:sample",
     "save_adapter": "adapters:save",

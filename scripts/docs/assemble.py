@@ -79,7 +79,7 @@ PYTHON = {
         *("run", "run_each", "check", "plan", "data_report", "features", "find_learning_rate", "load_recipe"),
         *("distill_cache", "distill_student"),
         *("evaluate", "judge", "win_rate", "drafts", "benchmark", "predict", "generate", "sample", "load_run"),
-        *("merge", "export", "combine", "blend", "compare", "adopt", "doctor", "family", "router"),
+        *("merge", "export", "combine", "blend", "compare", "adopt", "doctor", "family"),
     ),
     "Trainings": (
         "The training of a run, with a loss, rows or a backbone of a script.",
