@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from transformers import PreTrainedModel
 
 from workbench.data.batching import Examples, MicroBatch
 from workbench.models import forward_hooks
+from workbench.models.backbones import has_bfloat16_units
 from workbench.runs import files
 
 RULE = 1
@@ -59,7 +61,8 @@ def known(model: PreTrainedModel, stack: Sequence[str], kept: Sequence[int], cou
     path = files.cache_folder() / "layers" / f"{hasher.hexdigest()[:32]}.json"
     if found := files.read_json(path):
         return Layers(**found)
-    layers = choose(model, stack, kept, count, batch)
+    slow = model.dtype != torch.float32 and not has_bfloat16_units(model.device)
+    layers = choose(deepcopy(model).float() if slow else model, stack, kept, count, batch)  # the same numbers, sooner
     files.write_json(path, layers._asdict())
     return layers
 
