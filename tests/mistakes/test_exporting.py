@@ -93,6 +93,26 @@ CASES = {
         "combine one one --weights 1,1 --out x", "one: an ensemble of 5 folds is no single model", "folds.refit=true",
         configured((r"  held_out: .*\n", ""), ("recipe: sft", "recipe: crossval"), *PLAIN),
     ),
+    "a weight too few": Case(
+        "combine one one --weights 1 --out x", "--weights has 1 numbers for 2 runs", "Write one for each"
+    ),
+    "a way to combine that is none": Case(
+        "combine one one --by tie --weights 1,1 --out x", "--by tie: there is no such way", "Write one of sum, slerp"
+    ),
+    "a router of one run": Case("router one", "one: is no fleet of members", "Name a finished run of recipe fleet"),
+    "a served router that is damaged": Case(
+        "serve one", "router.safetensors cannot be read", "workbench router one", file("one/router.safetensors", "x")
+    ),
+    "a judge without a model": Case("judge http://h/v1 rows.jsonl", "which model there?", "Write --model NAME"),
+    "a judge of rows that nobody judged": Case(
+        "judge cat rows.jsonl", "row 1: data.format question_answer judges no answers", "data.columns="
+    ),
+    "a training server of a setting": Case(
+        "serve model.weights=nf4 --train", "name one backbone", "then settings such as model.weights=nf4"
+    ),
+    "a training server open to all": Case(
+        "serve starter --train --host 0.0.0.0", "--host 0.0.0.0 lets others in", "Write --api-key tml-KEY"
+    ),
     "no model": Case(
         "export one --to gguf --merge --out x", "model.id: no folder ./gone", "Write model.id=FOLDER",
         configured((r"id: .*", "id: ./gone")),

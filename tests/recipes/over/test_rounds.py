@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import workbench
+from tests import forked
 from tests.run_files import read_lines, read_scores
 from workbench.cli import render
 from workbench.cli.console import Terminal
@@ -116,28 +120,53 @@ def test_a_round_is_three_commands(rounds: Path, sections: dict[str, Any], tmp_p
     assert read_scores(by_hand) == read_scores(first)
 
 
-def test_stopped_within_and_between_rounds_it_ends_with_the_same_bits(
+KILLED = """
+import itertools, os, signal, sys
+from pathlib import Path
+import workbench
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from workbench.evaluation import comparison, generation
+
+def killing(function, call):
+    calls = itertools.count(1)
+    end = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    return lambda *given, **named: end() if next(calls) == call else function(*given, **named)
+
+out, moment = Path(sys.argv[1]), sys.argv[2]
+if moment == "training":  # weights have moved, and nothing of it is saved
+    register_optimizer_step_post_hook(killing(lambda *_: None, 2))
+if moment == "sampling":  # the second token of the answers after those to held-out prompts
+    generation.picked = killing(generation.picked, 4 + 2)
+if moment == "judging":
+    comparison.paired = killing(comparison.paired, 1)
+workbench.run(out / "config.yaml", out=out, resume=True, quiet=True)
+"""
+
+
+def test_stopped_and_killed_wherever_it_was_it_ends_with_the_same_bits(
     rounds: Path, sections: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once the first round has drawn answers, and once the second has taken a step."""
-    own, ends = tmp_path / "run", list[str]()
-    points = [own / "members/round-1/.answers.jsonl.unfinished.jsonl", own / "members/round-2/metrics.jsonl"]
-    monkeypatch.setattr(
-        Terminal, "stop_requested", lambda _: bool(points) and points[0].exists() and bool(points.pop(0))
-    )
-    while True:
-        try:
-            run(sections, own, resume=bool(ends))
-            break
-        except Stopped as stopped:
-            ends.append(str(stopped))
-    assert "answers were drawn" in ends[0] and "after step 1 of 3" in ends[1] and len(ends) == 2, ends
-    assert table(tmp_path / "run") == table(rounds)
+    """Stopped once the first round has drawn answers; killed while it trains, while the second one draws, and while the
+    first is judged."""
+    own = tmp_path / "run"
+    first, second = (own / f"members/round-{number}" for number in (1, 2))
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="answers were drawn"):
+        patch.setattr(Terminal, "stop_requested", lambda _: (first / ".answers.jsonl.unfinished.jsonl").exists())
+        run(sections, own)
+    (tmp_path / "killed.py").write_text(KILLED)
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    moments = {"training": first / "metrics.jsonl", "sampling": first / "adapter", "judging": first / "adapter"}
+    for moment, there in moments.items():
+        command = [forked.python(), str(tmp_path / "killed.py"), str(own), moment]
+        assert subprocess.run(command, timeout=300).returncode == -signal.SIGKILL
+        assert there.exists() and not (second / "metrics.jsonl").exists(), moment
+    run(sections, own, resume=True)
+    assert table(own) == table(rounds)
     for name in ("warm-up", "members/round-1", "members/round-2"):
-        assert_same_adapter(tmp_path / "run" / name, rounds / name)
+        assert_same_adapter(own / name, rounds / name)
     for name in ("rows.jsonl", "held_out.jsonl", "answers.jsonl", "held_out_answers.jsonl"):
-        for own in (tmp_path / "run").rglob(name):
-            assert own.read_bytes() == (rounds / own.relative_to(tmp_path / "run")).read_bytes()
+        for path in own.rglob(name):
+            assert path.read_bytes() == (rounds / path.relative_to(own)).read_bytes()
 
 
 def test_a_round_that_is_worse_ends_them_and_is_told_first(
