@@ -295,5 +295,5 @@ def test_a_console_lists_every_score(
     capsys.readouterr()
     render.outcome(run)
     printed = capsys.readouterr().out
-    assert "accuracy[a]" in printed and "macro_f1[b]" in printed
+    assert "Accuracy, a" in printed and "Macro-F1, b" in printed
     assert len(pd.read_parquet(run / "predictions.parquet")) > 0
