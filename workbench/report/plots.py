@@ -192,7 +192,8 @@ def _drawn(title: str, shown: Sequence[Series], x: Axis, y: Axis, *, ring: Seque
                 days = 86400 * max(1, round(longest / 86400 / 6))
                 axis.set_major_locator(MultipleLocator(next((step for step in steps if longest / step <= 6), days)))
             elif axis.get_scale() == "linear":
-                axis.set_major_locator(MaxNLocator(nbins=6, integer=wanted.ticks == "count"))
+                whole = wanted.ticks == "count"  # one tick is enough, where another one would be no whole number
+                axis.set_major_locator(MaxNLocator(nbins=6, integer=whole, min_n_ticks=2 - whole))
             axis.set_major_formatter(_formatter(wanted))
         for marks, line in ((x.marks, axes.axvline), (y.marks, axes.axhline)):
             for value in marks:

@@ -49,7 +49,8 @@ def test_rows_are_counted_and_the_hardest_come_first(table: pd.DataFrame) -> Non
     shown = [float(row.confidence) for row in section.hardest]
     assert shown == sorted(shown) and shown[0] == 0 and len(shown) == training_dynamics.HARDEST
     plot, forgetting = section.plots
-    assert forgetting.title == "Forgetting events" and "never of 30 rows" in forgetting.caption
+    assert forgetting.title == "Forgetting events" and "never forgotten: 30 of 40 rows" in forgetting.caption
+    assert forgetting.svg.count(">1</text>") == 1, "one tick of times, which are whole"
     assert "<path" in plot.svg and [one.label for one in plot.legend] == [name for name, *_ in dynamics_section._BANDS]
 
 
