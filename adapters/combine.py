@@ -136,7 +136,7 @@ def weighted_sum(adapters: Sequence[Saved], weights: Sequence[float]) -> Updates
 
 
 def mean_heads(adapters: Sequence[Saved], weights: Sequence[float]) -> dict[str, Tensor]:
-    """The weighted mean of trained heads whose outputs mean the same, in float32; of weights that sum to more than 0.
+    """The weighted mean of trained heads whose outputs mean the same, in float32; nothing where there are none.
 
     Raises:
         ConfigError: The outputs mean something else, or the weights have no mean.
@@ -148,7 +148,9 @@ def mean_heads(adapters: Sequence[Saved], weights: Sequence[float]) -> dict[str,
                 f"{first.folder} and {other.folder} tell other labels ({LABELS}), so that a mean of their heads means "
                 "nothing. Train both on rows with the same labels."
             )
-    if first.heads and sum(weights) <= 0:
+    if not first.heads:
+        return {}
+    if sum(weights) <= 0:
         raise ConfigError(
             f"--weights: {', '.join(f'{each:g}' for each in weights)} have no mean, which the trained heads get. Write "
             "weights whose sum is above 0."

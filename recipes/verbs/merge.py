@@ -97,8 +97,8 @@ def _rounded(run: Path, config: RunConfig, reference: RunOutputs, weights: str) 
 
 
 def as_loaded(model: PreTrainedModel) -> PreTrainedModel:
-    """A model of rounded weights, with its products as `reload` has them: in float32 where a device emulates halves."""
-    if not backbones.has_bfloat16_units(model.device):
+    """A model of rounded weights, with products in float32 where those of its weights are emulated, as a load has."""
+    if backbones.emulates(model):
         model.float()
     sounds.compute_in(model, model.dtype)
     return model

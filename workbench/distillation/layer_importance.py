@@ -24,8 +24,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from workbench.data.batching import Examples, MicroBatch
-from workbench.models import forward_hooks
-from workbench.models.backbones import has_bfloat16_units
+from workbench.models import backbones, forward_hooks
 from workbench.runs import files
 
 RULE = 1
@@ -61,8 +60,8 @@ def known(model: PreTrainedModel, stack: Sequence[str], kept: Sequence[int], cou
     path = files.cache_folder() / "layers" / f"{hasher.hexdigest()[:32]}.json"
     if found := files.read_json(path):
         return Layers(**found)
-    slow = model.dtype != torch.float32 and not has_bfloat16_units(model.device)
-    layers = choose(deepcopy(model).float() if slow else model, stack, kept, count, batch)  # the same numbers, sooner
+    read = deepcopy(model).float() if backbones.emulates(model) else model  # the model itself keeps its precision
+    layers = choose(read, stack, kept, count, batch)
     files.write_json(path, layers._asdict())
     return layers
 

@@ -486,6 +486,11 @@ def has_bfloat16_units(target: torch.device) -> bool:
     return True
 
 
+def emulates(model: PreTrainedModel) -> bool:
+    """Whether the device of a model emulates products in the precision of its weights, so that float32 is faster."""
+    return model.dtype != torch.float32 and not has_bfloat16_units(model.device)
+
+
 def stored_weights(config: ModelConfig) -> str:
     """How the weights of a backbone that does not train are stored here."""
     return _precision(config, hub_config(config), device(), trainable=False)[0]
