@@ -66,6 +66,20 @@ CASES = {
     "an unknown function": case("defines no function ad", "Did you mean `add`?", f"'{TOOLS}.functions=[ad]'"),
     "a function twice": case("add is named twice", "Leave one out", f"'{TOOLS}.functions=[add, add]'"),
     "an unknown class": case("defines no class Gam", "Did you mean `Game`?", f"{TOOLS}.environment=Gam"),
+    "no server": case(
+        "environment=http://127.0.0.1:1: ",
+        "Start the server",
+        f"{TOOLS}.file=null {TOOLS}.environment=http://127.0.0.1:1",
+    ),
+    "a file beside a server": case(
+        "both say what the tools are", "Leave one out", f"{TOOLS}.environment=http://127.0.0.1:1"
+    ),
+    "neither a file nor a server": case(f"{TOOLS}.file names no Python file", "Write one", f"{TOOLS}.file=null"),
+    "a server with a key": case(
+        f"{TOOLS}.environment",
+        "an address holds no key",
+        f"{TOOLS}.file=null {TOOLS}.environment=http://me:secret@127.0.0.1:1",
+    ),
     "no reset": case(
         "Game of tools.py has no reset",
         "Write `def reset(self, row):`",

@@ -179,7 +179,7 @@ class ReinforceTask(TokenTask):
     def files(self, config: RunConfig) -> Mapping[str, Mapping[str, str]]:
         first, tools = config.reinforce.warm_up, config.reinforce.tools
         known: dict[str, Mapping[str, str]] = {} if first is None else {"warm-up rows": {first: fingerprint(first)}}
-        if tools is not None:
+        if tools is not None and tools.file is not None:
             known["tools"] = plugins.fingerprints([Path(starter.resolve(str(tools.file)))])
         return known
 

@@ -259,6 +259,7 @@ class ReinforceConfig(Section):
         tools = self.tools
         if tools is None:
             return
+        yield from tools.misfits()
         if self.pairs:
             yield (
                 "reinforce.method=online_dpo compares two whole answers, and episodes with tools have turns. Write "

@@ -188,12 +188,10 @@ class EpisodePlayer:
         if self._toolbox.environment is None:
             return
         name = self._toolbox.config.environment
-        jobs = [
-            {"kind": "reset", "class": name, "row": dict(each.start.row), "episode": each.number} for each in episodes
-        ]
+        jobs = [self._toolbox.begun(each.start.row, each.number) for each in episodes]
         for each, answer in zip(episodes, self._toolbox.carried_out(jobs), strict=True):
             try:
-                messages = None if "failed" in answer else opening(answer)
+                messages = None if "failed" in answer else opening(answer, each.messages)
             except ValueError as error:
                 answer, messages = {"failed": str(error)}, None
             if "failed" in answer:

@@ -113,7 +113,7 @@ def carried_out(module: Any, job: dict[str, Any], state: dict[str, Any], limits:
     kind = job["kind"]
     environment: Any = state.get("environment")
     if kind == "reset":
-        environment = state["environment"] = getattr(module, job["class"])()
+        environment = state["environment"] = getattr(module, job["class"])(*job.get("given", ()))
         return {"messages": environment.reset(job["row"])}
     if kind == "reward":
         value = environment.reward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import math
@@ -30,7 +31,7 @@ from workbench.data.rows import excerpt
 from workbench.data.text.messages import Message, message_of
 from workbench.data.text.tool_calls import ToolCall
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation.tools import tool_host
+from workbench.evaluation.tools import openenv, tool_host
 from workbench.runs import trust
 from workbench.runs.trust import Trust
 from workbench.schema import did_you_mean
@@ -53,7 +54,7 @@ def toolbox(section: ToolsConfig | None, *, read_from: tuple[Path, Trust] | None
     that the configuration was read from, is not trusted."""
     if section is None:
         return None
-    if read_from is not None and not read_from[1].given:
+    if section.file is not None and read_from is not None and not read_from[1].given:
         raise trust.refused(read_from[0], f"its tools need {section.file}", read_from[1])
     return Toolbox(section)
 
@@ -66,11 +67,23 @@ class Toolbox:
     """
 
     def __init__(self, config: ToolsConfig) -> None:
-        self.config, self._file = config, Path(starter.resolve(str(config.file)))
-        module = plugins.module(self._file, key=f"{KEY}.file")
-        functions = self._functions(vars(module))
-        self.environment = None if config.environment is None else self._class(vars(module), config.environment)
-        own = {} if self.environment is None else self._methods(self.environment)
+        self.config = config
+        self.environment: type | None = None
+        functions, own, served = (
+            dict[str, Callable[..., Any]](),
+            dict[str, Callable[..., Any]](),
+            list[dict[str, Any]](),
+        )
+        if config.at_address:
+            self._file, self.environment = Path(openenv.__file__), openenv.OpenEnv
+            served = self._served(str(config.environment))
+        else:
+            self._file = Path(starter.resolve(str(config.file)))
+            module = plugins.module(self._file, key=f"{KEY}.file")
+            functions = self._functions(vars(module))
+            if config.environment is not None:
+                self.environment = self._class(vars(module), config.environment)
+                own = self._methods(self.environment)
         if twice := sorted(set(functions) & set(own)):
             raise ConfigError(
                 f"{KEY}: {twice[0]} is a function of {self._file} and a method of {config.environment}: two tools of "
@@ -82,8 +95,8 @@ class Toolbox:
                 f"{'environment' if config.environment is None else f'{config.environment}.reward()'}. Write a class "
                 "with `def reward(self):` in it and name it in reinforce.tools.environment, or leave credit out."
             )
-        self._of_environment = frozenset(own)
-        self.schemas = tuple(self._schema(name, function) for name, function in {**functions, **own}.items())
+        self._of_environment, self._of_step = frozenset(own), frozenset(each["function"]["name"] for each in served)
+        self.schemas = (*(self._schema(*each) for each in {**functions, **own}.items()), *served)
         """The tools, each as {type: function, function: {name, description, parameters}}."""
         if not self.schemas and not self.steps:
             raise ConfigError(
@@ -152,6 +165,28 @@ class Toolbox:
                 "without arguments. Give them defaults, or read them from the row in reset."
             )
         return found
+
+    def _served(self, address: str) -> list[dict[str, Any]]:
+        """The tools of a server."""
+        where = f"{KEY}.environment={address}"
+        if importlib.util.find_spec("websockets") is None:
+            raise ConfigError(
+                f"{where} is reached by websockets, which is not there. Run: pip install peft-workbench[openenv]"
+            )
+        try:
+            return openenv.schemas(address)
+        except ValueError as error:
+            raise ConfigError(f"{where} is no server of OpenEnv's protocol: {error}. Correct the address.") from None
+        except Exception as error:  # whatever a socket and a stranger's server raise
+            said = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{where}: {said}. Start the server, or correct the address.") from None
+
+    def begun(self, row: Mapping[str, Any], episode: int) -> Mapping[str, Any]:
+        """The request that begins an episode in an environment."""
+        assert self.environment is not None
+        given = [self.config.environment] if self.config.at_address else []
+        name = self.environment.__name__
+        return {"kind": "reset", "class": name, "given": given, "row": dict(row), "episode": episode}
 
     def _methods(self, environment: type) -> dict[str, Callable[..., Any]]:
         methods = inspect.getmembers(environment, inspect.isfunction)
@@ -252,6 +287,8 @@ class Toolbox:
         if mistake is not None or unknown:
             problem = mistake.message if mistake is not None else f"there is no parameter {min(unknown)}"
             return f"error: {call.name}: {problem[:300]}"
+        if call.name in self._of_step:
+            return self.said({"name": call.name, "arguments": dict(call.arguments)}, episode)
         own = call.name in self._of_environment
         return {"kind": "call", "name": call.name, "arguments": dict(call.arguments), "own": own, "episode": episode}
 
@@ -268,13 +305,17 @@ def _ended(host: subprocess.Popen[bytes], *descriptors: int) -> None:
     host.wait()
 
 
-def opening(answer: Mapping[str, Any]) -> list[Message] | None:
-    """The messages of an answer to `reset`; None where the row's own are kept. Raises ValueError: they are none."""
+def opening(answer: Mapping[str, Any], asked: Sequence[Message]) -> list[Message] | None:
+    """The messages of an answer to `reset`; None where those of the row, `asked`, are kept. Raises ValueError: they are
+    none."""
     value = answer["messages"]
     if value is None:
         return None
+    if isinstance(value, str):
+        *before, last = asked
+        return [*before, {**last, "content": f"{last['content']}\n\n{value}"}]
     if not isinstance(value, list) or not value:
-        raise ValueError(f"reset() returned {excerpt(value)}. Return a list of messages, or None")
+        raise ValueError(f"reset() returned {excerpt(value)}. Return a list of messages, a text, or None")
     try:
         return [message_of(each, f"message {number} of reset()") for number, each in enumerate(value, start=1)]
     except DataError as error:

@@ -224,7 +224,7 @@ def test_killed_in_a_call_it_goes_on_with_the_same_bits(
     ("words", "message"),
     [
         (["reinforce.tools.file=null"], "reinforce.tools.file"),
-        (["reinforce.tools={{turns: 3}}"], "reinforce.tools.file: is required"),
+        (["reinforce.tools={{turns: 3}}"], "reinforce.tools.file names no Python file"),
         (["reinforce.method=online_dpo"], "online_dpo compares two whole answers, and episodes"),
         (["reinforce.tools.environment=null"], "rewards: recipe reinforce learns from rewards"),
         (["reinforce.tools.environment=null", "reinforce.tools.failed=drop"], "failed is for an environment"),

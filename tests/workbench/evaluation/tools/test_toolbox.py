@@ -150,7 +150,7 @@ def test_environments_keep_their_state_and_their_mistakes_are_named(tmp_path: Pa
         {"kind": "reset", "class": "World", "row": {"kind": kind}, "episode": n} for n, kind in enumerate(kinds)
     ]
     first = toolbox.carried_out(jobs)
-    assert opening(first[0]) is None and first[1]["failed"] == "ValueError: not today"
+    assert opening(first[0], []) is None and first[1]["failed"] == "ValueError: not today"
     assert first[2]["failed"] == "it took more than 0.5 s"
     for count in (1, 2):
         looks = [toolbox.request(ToolCall("look", {"where": "up"}), n) for n in (0, 3)]
@@ -163,9 +163,9 @@ def test_environments_keep_their_state_and_their_mistakes_are_named(tmp_path: Pa
     with pytest.raises(ValueError, match="reward\\(\\) returned nan"):
         rewarded(ends[1])
     assert toolbox.carried_out([{"kind": "end", "episode": n} for n in range(7)]) == [{}] * 7
-    for wrong in ("text", [], [{"role": "nobody", "content": "x"}], {"a": 1}):
+    for wrong in (3, [], [{"role": "nobody", "content": "x"}], {"a": 1}):
         with pytest.raises(ValueError, match="reset"):
-            opening({"messages": wrong})
+            opening({"messages": wrong}, [])
     toolbox.close()
 
 
