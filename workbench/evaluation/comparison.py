@@ -171,7 +171,8 @@ def wins_by_verdict(own_first_S: Sequence[int], other_first_S: Sequence[int]) ->
     with the own answer first: 1 where the first is better, 2 where the second is, 0 for neither. `other_first_S`: the
     same with the other model's answer first."""
     points = np.asarray([0.5, 1.0, 0.0])
-    return np.asarray((points[np.asarray(own_first_S)] + 1 - points[np.asarray(other_first_S)]) / 2, dtype=np.float64)
+    own, other = (points[np.asarray(each, dtype=np.int64)] for each in (own_first_S, other_first_S))
+    return np.asarray((own + 1 - other) / 2, dtype=np.float64)
 
 
 def order_agreement(own_first_S: Sequence[int], other_first_S: Sequence[int]) -> float:

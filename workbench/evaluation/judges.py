@@ -100,8 +100,8 @@ class AddressJudge:
         client = OpenAIClient.of(self.url, key=self.key, kept=kept, seconds=limits.timeout, retries=limits.retries)
 
         def ask(place: Path, body: dict[str, Any]) -> None:
-            choice = client.choices(client.sent("POST", "chat/completions", body))[0]
-            files.write_json(place, {"model": self.model, "said": choice["message"].get("content") or ""})
+            said = client.said(client.sent("POST", "chat/completions", body))
+            files.write_json(place, {"model": self.model, "said": said})
 
         with client, ThreadPoolExecutor(limits.at_once) as pool:
             asked = [pool.submit(ask, *each) for each in lacking.items()]

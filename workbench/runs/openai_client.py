@@ -93,6 +93,17 @@ class OpenAIClient:
         """The choices in a response, by index."""
         return sorted(self.json(response).get("choices", []), key=lambda choice: int(choice.get("index", 0)))
 
+    def said(self, response: httpx2.Response) -> str:
+        """The text that a chat is answered with; raises BackboneError: the response holds none."""
+        payload = self.json(response)
+        match payload:
+            case {"choices": [{"message": {"content": str() | None as text}}, *_]}:
+                return text or ""
+        raise BackboneError(
+            f"{self.named}: {response.request.url.path} was answered without a message: {str(payload)[:200]} "
+            f"{self.kept[:1].upper()}{self.kept[1:]}."
+        )
+
     def json(self, response: httpx2.Response) -> dict[str, Any]:
         """The JSON object in a response.
 

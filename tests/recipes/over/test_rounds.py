@@ -14,15 +14,18 @@ from safetensors.torch import load_file
 
 import workbench
 from tests import forked
+from tests.fake_judge import JudgeServer, judge
 from tests.run_files import read_lines, read_scores
 from workbench.cli import render
 from workbench.cli.console import Terminal
 from workbench.config import RunConfig
 from workbench.data import starter
-from workbench.errors import ConfigError, Stopped
+from workbench.errors import BackboneError, ConfigError, Stopped
 from workbench.recipes.verbs.check import check
 from workbench.recipes.verbs.evaluate import evaluate
 from workbench.recipes.verbs.sample import sample
+
+__all__ = ["judge"]
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")]
@@ -167,6 +170,40 @@ def test_stopped_and_killed_wherever_it_was_it_ends_with_the_same_bits(
     for name in ("rows.jsonl", "held_out.jsonl", "answers.jsonl", "held_out_answers.jsonl"):
         for path in own.rglob(name):
             assert path.read_bytes() == (rounds / path.relative_to(own)).read_bytes()
+
+
+def test_a_judge_at_an_address_says_what_is_learnt_and_which_round_is_best(
+    rounds: Path, sections: dict[str, Any], tmp_path: Path, judge: JudgeServer
+) -> None:
+    """It prefers even numbers; its server fails in the middle of the first round, and nothing is asked twice."""
+
+    def verdict(*answers: str) -> str:
+        one, other = (text.strip()[-1:] in {*"02468"} for text in answers)
+        return "[[C]]" if one == other else "[[A]]" if one else "[[B]]"
+
+    judge.verdict = verdict
+    well, own = judge.answer, tmp_path / "run"
+    assert well is not None
+    judge.answer = lambda body: well(body) if len(judge.asked) < 60 else {"error": "no more"}
+    of = {"warm_up": None, "score": [{"kind": "judge", "url": judge.url, "model": "teacher", "at_once": 1}]}
+    words: dict[str, Any] = {"prefer": {"start": str(rounds / "warm-up")}, "rounds": of}
+    with pytest.raises(BackboneError, match="kept"):
+        run(sections, own, **words)
+    answered, judge.asked[:] = [json.dumps(body) for body in judge.asked[:59]], []
+    judge.answer = well
+    run(sections, own, resume=True, **words)
+    again = [json.dumps(body) for body in judge.asked]
+    assert len({*again, *answered}) == len(again) + len(answered)
+
+    for number in (1, 2):
+        pairs = read_lines(own / f"members/round-{number}/rows.jsonl")
+        assert pairs and all(verdict(row["chosen"], row["rejected"]) == "[[A]]" for row in pairs)
+    files = (own / "held_out_answers.jsonl", own / "members/round-1/held_out_answers.jsonl")
+    before, now = ([row["completion"] for row in read_lines(path)][::4] for path in files)
+    worth = {"[[A]]": 1.0, "[[B]]": 0.0, "[[C]]": 0.5}
+    shares = [worth[verdict(one, other)] for one, other in zip(now, before, strict=True)]
+    first = table(own)["members"][0]
+    assert first["reward"] == pytest.approx(sum(shares) / len(shares)), "beside what was there before"
 
 
 def test_a_round_that_is_worse_ends_them_and_is_told_first(
