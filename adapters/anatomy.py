@@ -58,10 +58,15 @@ def about_towers(model: nn.Module) -> list[str]:
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a transformer, whatever is around it, as its family names them."""
+    """The repeated blocks of a transformer, whatever is around it, as its family names them; none is inside another."""
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    # Base classes count, too: FSDP2 replaces the class of a block by a subclass.
-    return [module for _, module in text_modules(model) if any(each.__name__ in names for each in type(module).__mro__)]
+    found: dict[str, nn.Module] = {}
+    for path, module in text_modules(model):
+        # Base classes count, too: FSDP2 replaces the class of a block by a subclass.
+        named = any(each.__name__ in names for each in type(module).__mro__)
+        if named and not path.startswith(tuple(f"{block}." for block in found)):  # Qwen2-Audio names attention, too
+            found[path] = module
+    return list(found.values())
 
 
 def blocks(model: nn.Module) -> list[list[str]]:

@@ -88,12 +88,13 @@ def test_the_report_shows_the_pictures_of_its_answers(run: Path) -> None:
 
 
 def test_any_micro_batch_gives_the_same_curve(run: Path, words: list[str], tmp_path: Path) -> None:
-    others = [*words, "batch.tokens_per_device=40", "batch.packing=false"]
-    curves = [
-        [line["loss"] for line in metrics_log.read(each) if "loss" in line]
-        for each in (run, workbench.run("sft/quickstart", others, out=tmp_path / "cut", quiet=True))
-    ]
-    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+    def curve(of: Path) -> list[float]:
+        return [line["loss"] for line in metrics_log.read(of) if "loss" in line]
+
+    for tokens, packing in ((40, False), (100, False), (100, True)):
+        others = [*words, f"batch.tokens_per_device={tokens}", f"batch.packing={packing}"]
+        cut = workbench.run("sft/quickstart", others, out=tmp_path / f"{tokens} {packing}", quiet=True)
+        assert curve(run) == pytest.approx(curve(cut), rel=1e-4)
 
 
 def _of_family(family: str, run: Path, words: list[str], folder: Path) -> tuple[Path, list[str]]:

@@ -1,4 +1,4 @@
-"""Speech and audio classification have the curve and the scores of one process in two."""
+"""Speech, audio classification and recordings within conversations have the curve of one process in two."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 import workbench
 from tests.conftest import cells
 from tests.recipes.tasks.sft.test_speech import transcribed
+from tests.recipes.test_sound_beside_text import conversation
+from tests.run_files import write_lines
+from tests.sound_backbones import save_qwen2_audio
 from tests.workbench.training.distributed import layouts
 from tests.workbench.training.distributed.test_task_layouts import require_same
 from workbench.config.yaml_text import dump_yaml
@@ -17,6 +20,7 @@ pytestmark = pytest.mark.slow
 TASKS = {
     "speech": ["audio.augment={speed: 0.1, time_masks: 1}", "evaluate.answers=4"],
     "classes": ["recipe=classify", "data.columns={label: text}"],
+    "conversations": ["data.format=auto", "model.id={folder}/hearing", "data.train={folder}/talk.jsonl"],
 }
 
 
@@ -33,16 +37,20 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "evaluate": {"every": 2},
         "save": {"every": None},
     }
+    save_qwen2_audio(folder / "hearing")
+    files = (folder / "rows").glob("*.wav")
+    write_lines(folder / "talk.jsonl", [conversation(str(each), answer=each.stem) for each in sorted(files)])
     (folder / "recipe.yaml").write_text(dump_yaml(recipe))
     asked = [(cell["task"], cell["zero"]) for cell in cells(request, "test_two_processes_have_the_curve_of_one")]
-    for name in dict(asked):
-        workbench.run(str(folder / "recipe.yaml"), TASKS[name], out=folder / f"{name} alone", quiet=True)
-    jobs = [(f"{name} {zero}", [*TASKS[name], f"distributed.zero={zero}"], None) for name, zero in asked]
+    words = {name: [word.replace("{folder}", str(folder)) for word in TASKS[name]] for name in dict(asked)}
+    for name, own in words.items():
+        workbench.run(str(folder / "recipe.yaml"), own, out=folder / f"{name} alone", quiet=True)
+    jobs = [(f"{name} {zero}", [*words[name], f"distributed.zero={zero}"], None) for name, zero in asked]
     layouts.in_processes(folder, jobs)
     return folder
 
 
-@pytest.mark.nightly(but=["speech-3", "classes-0"])
+@pytest.mark.nightly(but=["speech-3", "classes-0", "conversations-3"])
 @pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("task", TASKS)
 def test_two_processes_have_the_curve_of_one(runs: Path, task: str, zero: int) -> None:
