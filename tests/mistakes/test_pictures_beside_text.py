@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from PIL import Image
 
 from tests.mistakes.cases import RowsCase, assert_rows_refused
 from tests.mistakes.picture_folders import encoded, picture
+from workbench.data import starter
 
 RECIPE = """
 recipe: sft
@@ -117,3 +119,18 @@ def test_a_mistake_is_told(
     case: RowsCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert_rows_refused(case, RECIPE, {}, tmp_path, monkeypatch, capsys, retried=True)
+
+
+@pytest.mark.parametrize("processor", ["", '{"processor_class": "LlamaTokenizer"}', '{"processor_class": '])
+def test_a_processor_that_reads_text_alone_is_told(
+    processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder without the processor's settings, with those of a tokenizer, and with a file that is cut off."""
+    whole = tmp_path / "whole"
+    shutil.copytree(starter.FOLDER / "vision-language", whole)
+    (whole / "processor_config.json").unlink()
+    if processor:
+        (whole / "processor_config.json").write_text(processor)
+    cure = "Fetch processor_config.json or preprocessor_config.json too"
+    case = RowsCase("by which it reads pictures, cannot be loaded", cure, "model.id=whole", rows=_of(picture(0)))
+    assert_rows_refused(case, RECIPE, {}, tmp_path, monkeypatch, capsys)
