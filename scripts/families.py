@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from collections import defaultdict
@@ -18,7 +19,7 @@ from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 
-from tests import text_families
+from tests import every_family
 from workbench.recipes.verbs.family import SIGNS, SUBJECTS, FamilyFinding, FamilyFindings, family
 
 VERSIONS = ("peft-workbench", "torch", "transformers", "peft", "bitsandbytes", "onnxruntime")
@@ -35,6 +36,7 @@ same for your own model, from its `config.json`, in a minute, and says a sentenc
 | experts | `adapter.experts=true` trains the experts that stand in one parameter |
 | nf4, int8 | LoRA trains over packed weights |
 | packs | losses of packed rows are those of each row alone |
+| pictures, sound | rows with them, by its own processor: each has its own loss, and other pixels or samples another |
 | prefix cache | outputs of frozen blocks are kept |
 | bank | a member has the gradients that it has alone |
 | merge | the merged model, read again, has the adapter's logits and the backbone's tensors |
@@ -42,7 +44,11 @@ same for your own model, from its `config.json`, in a minute, and says a sentenc
 | GGUF, ONNX | `export --to gguf`, `onnx`: every tensor has a place; logits are equal for texts of 8 and of 80 tokens |
 | vLLM | names and sizes of an adapter's tensors are those that vLLM reads |
 
-`+` works, `-` is refused with a reason, `!` failed, `.` the family has none, `?` not tried."""
+`+` works, `-` is refused with a reason, `!` failed, `.` the family has none, `?` not tried.
+
+Encoder-decoders and encoders that hear (Whisper, Moonshine, wav2vec2, HuBERT, AST) are no causal language models: what
+works with them is in [speech to text](../recipes/tasks/sft.md#speech-to-text) and
+[sound](../recipes/tasks/classify.md#sound)."""
 
 
 def page(found: Mapping[str, FamilyFindings]) -> str:
@@ -54,10 +60,8 @@ def page(found: Mapping[str, FamilyFindings]) -> str:
         lines.append(f"| {name} | {' | '.join(signs.get(subject, '?') for subject in SUBJECTS)} |")
         for finding in each.findings:
             if finding.outcome in ("refused", "failed"):
-                sentence = " ".join(
-                    finding.sentence.replace(each.family, "FAMILY").replace("](", "] (").split()
-                )  # no link
-                reasons[finding.subject][sentence].append(name)
+                sentence = finding.sentence.replace(each.family, "FAMILY").replace("](", "] (")  # no link
+                reasons[finding.subject][re.sub(r"/\S*/FAMILY", "FAMILY", " ".join(sentence.split()))].append(name)
     lines += ["", "## Why not", ""]
     lines += [
         f"- **{subject}**, {', '.join(names)}: {sentence}"
@@ -74,9 +78,9 @@ def tried(name: str, results: Path, subjects: Sequence[str]) -> FamilyFindings:
     if file.exists():
         kept = json.loads(file.read_text(encoding="utf-8"))
         before = {each["subject"]: FamilyFinding(**each) for each in kept["findings"]}
-    if wanted := [subject for subject in subjects if subject not in before]:
+    if wanted := [subject for subject in subjects if subject not in {*before, *every_family.untried(name)}]:
         with tempfile.TemporaryDirectory() as folder:
-            found = family(text_families.save(name, Path(folder) / name), subjects=wanted)
+            found = family(every_family.save(name, Path(folder) / name), subjects=wanted)
         before |= {each.subject: each for each in found.findings}
         kept = asdict(replace(found, findings=tuple(before[each] for each in SUBJECTS if each in before)))
         file.write_text(json.dumps(kept), encoding="utf-8")
@@ -93,7 +97,7 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.results.mkdir(exist_ok=True)
     subjects = [each for each in SUBJECTS if each not in arguments.without]
-    text = page({name: tried(name, arguments.results, subjects) for name in text_families.FAMILIES})
+    text = page({name: tried(name, arguments.results, subjects) for name in every_family.FAMILIES})
     arguments.out.write_text(text, encoding="utf-8")
     return 0
 

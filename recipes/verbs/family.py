@@ -14,10 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from peft import PeftModel
+from PIL import Image
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PretrainedConfig, PreTrainedModel
 
 from workbench import adapters
 from workbench.adapters import Lora, anatomy, stock
@@ -26,12 +27,17 @@ from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.adapters.target_modules import about_experts, about_targets
 from workbench.config import ModelConfig
 from workbench.config.model_heads import TEXT
+from workbench.config.sections.image_config import ImageConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.packing import PACKED
+from workbench.data.sound.sound_files import require_libraries
+from workbench.data.text import tokenized
+from workbench.data.text.chat import ChatEncoder
 from workbench.errors import BackboneError, ConfigError, WorkbenchError
-from workbench.models import attention_backend, backbones, output_heads, tiny_model
+from workbench.models import attention_backend, backbones, output_heads, picture_processor, tiny_model
 from workbench.models.exporting import lora_limits, onnx_model
 from workbench.models.exporting.onnx_model import OnnxModel
+from workbench.models.picture_processor import HearingProcessor, PictureProcessor
 from workbench.training.freezing import layer_map, prefix_cache
 
 Outcome = Literal["works", "refused", "failed", "none"]
@@ -70,7 +76,8 @@ class FamilyFindings:
 def family(model: Path | str, *, subjects: Sequence[str] | None = None) -> FamilyFindings:
     """Try what works with the architecture of a backbone, on a tiny random model of its config.json.
 
-    Nothing is read of the backbone but its config.json; each subject is tried for real: trained, saved, read again.
+    Nothing is read of the backbone but its config.json, and its tokenizer and processor where it sees or hears; each
+    subject is tried for real: trained, saved, read again.
 
     Args:
         model: A folder, or the id of a model on the hub.
@@ -91,18 +98,19 @@ def family(model: Path | str, *, subjects: Sequence[str] | None = None) -> Famil
     wanted = list(SUBJECTS) if subjects is None else list(subjects)
     if unknown := [name for name in wanted if name not in SUBJECTS]:
         raise ConfigError(f"{unknown[0]}: expected {', '.join(SUBJECTS)}.")
-    config = backbones.hub_config(ModelConfig(id=str(model)))
+    section = ModelConfig(id=str(model))
+    config = backbones.hub_config(section)
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what matters of them is tried
-        trial = FamilyTrial(Path(name), tiny_model.build(config))
+        trial = FamilyTrial(Path(name), tiny_model.build(config), section)
         return FamilyFindings(config.model_type, trial.parameters, tuple(map(partial(_tried, trial), wanted)))
 
 
 class FamilyTrial:
-    """A tiny model in a folder, and rows for it."""
+    """A tiny model in a folder, and rows for it; `source` is the backbone that it is like."""
 
-    def __init__(self, folder: Path, model: PreTrainedModel) -> None:
-        self.folder, self.backbone = folder, folder / "backbone"
+    def __init__(self, folder: Path, model: PreTrainedModel, source: ModelConfig) -> None:
+        self.folder, self.backbone, self.source = folder, folder / "backbone", source
         self.parameters = sum(each.numel() for each in model.parameters())
         stock.save(model, self.backbone)
         self.config: PretrainedConfig = model.config
@@ -305,6 +313,58 @@ def _stock_peft(trial: FamilyTrial) -> str:
     return "Stock PEFT over the stock model gives the logits of the run."
 
 
+def _pictures(trial: FamilyTrial) -> str | None:
+    architecture = type(trial.config)
+    if architecture not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return None
+    names, draw = [f"{number}.png" for number in range(3)], np.random.default_rng(0)
+    for name, side in zip(names, (60, 33, 60), strict=True):
+        Image.fromarray(draw.integers(0, 256, (side, 50, 3), dtype=np.uint8)).save(trial.folder / name)
+    return _reads(trial, PictureProcessor(trial.source, architecture, ImageConfig(), forgets=True), names)
+
+
+def _sound(trial: FamilyTrial) -> str | None:
+    architecture = type(trial.config)
+    if "audio_config" not in architecture.sub_configs:
+        return None
+    if not picture_processor.hears(trial.config):
+        raise BackboneError("Rows show it pictures and play it no recordings.")
+    require_libraries()
+    import soundfile
+
+    names, draw = [f"{number}.wav" for number in range(3)], np.random.default_rng(0)
+    for name, seconds in zip(names, (0.3, 0.5, 0.3), strict=True):
+        soundfile.write(trial.folder / name, draw.uniform(-0.5, 0.5, int(seconds * 16_000)), 16_000)
+    return _reads(trial, HearingProcessor(trial.source, architecture, ImageConfig(), types=(), forgets=True), names)
+
+
+def _reads(trial: FamilyTrial, processor: PictureProcessor, names: Sequence[str]) -> str:
+    """Try rows with files beside text, of which the last differs from the first in its file alone."""
+    stock = type(processor.processor).__name__
+    tokenizer = backbones.tokenizer(trial.source)
+    answer = {"role": "assistant", "content": "A fox."}
+    asked = {"type": "text", "text": "What is it?"}
+    parts = [[{"type": processor.kind, "path": str(trial.folder / name)}, asked] for name in names]
+    rows = tokenized.encode(
+        [{"messages": [{"role": "user", "content": each}, answer]} for each in parts],
+        tokenizer,
+        ChatEncoder(tokenizer, processor=processor),
+    )
+    hub = backbones.hub_config(trial.source)
+    words = hub.get_text_config(decoder=True).vocab_size  # all, as its processor writes special tokens
+    seeing = FamilyTrial(trial.folder / "whole", tiny_model.build(hub, words=words), trial.source)
+    model, backbone = seeing.adapted()
+    model.train()
+    losses = [seeing.losses(model, backbone, rows.batch(np.asarray([row])))[0] for row in range(len(names))]
+    together = seeing.losses(model, backbone, rows.batch(np.arange(len(names))))[: len(names)]
+    _require_alike(together, torch.stack(losses), "Losses of rows together and of each row alone")
+    if float((losses[0] - losses[-1]).abs()) < CLOSE:
+        raise BackboneError(f"Other {processor.media.many} change no loss.")
+    together.sum().backward()
+    _gradients(_trainable(model))
+    return f"Rows with {processor.media.many} are read by its own {stock}."
+
+
 def _gguf(trial: FamilyTrial) -> str:
     from workbench.models.exporting import gguf_files
 
@@ -345,6 +405,8 @@ SUBJECTS: dict[str, Callable[[FamilyTrial], str | None]] = {
     "nf4": partial(_quantised, "nf4"),
     "int8": partial(_quantised, "int8"),
     "packs": _packs,
+    "pictures": _pictures,
+    "sound": _sound,
     "prefix cache": _prefix_cache,
     "bank": _bank,
     "merge": _merges,

@@ -20,11 +20,14 @@ _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_ex
 _Values = dict[str, Any]
 
 
-def build(config: PretrainedConfig) -> PreTrainedModel:
+def build(config: PretrainedConfig, *, words: int = WORDS) -> PreTrainedModel:
     """A tiny model, in float32 with random weights, that computes finite logits.
 
     Widths of heads stay as they are, and the number of heads shrinks; where the family computes nothing with that, its
     widths stay and only its depth, vocabulary and number of experts shrink.
+
+    Args:
+        words: Most entries of its vocabulary; special tokens beyond it get other numbers.
 
     Raises:
         BackboneError: The architecture has no causal language model, or could not be made small.
@@ -37,7 +40,7 @@ def build(config: PretrainedConfig) -> PreTrainedModel:
     auto, why = TEXT.auto_class(config), ""
     for narrow in (True, False):
         try:
-            small = _small(config, narrow=narrow)
+            small = _small(config, narrow=narrow, words=words)
             with torch.device("meta"):
                 size = sum(each.numel() for each in auto.from_config(small).parameters())
             if size > MOST:
@@ -46,6 +49,9 @@ def build(config: PretrainedConfig) -> PreTrainedModel:
             torch.manual_seed(0)
             model: PreTrainedModel = auto.from_config(small, dtype=torch.float32).eval()
             with torch.no_grad():
+                for each in model.parameters():  # Gemma 3's projector starts at zero, which no picture passes
+                    if each.ndim > 1 and not each.any():
+                        each.normal_(std=0.02)
                 logits_BLV = model(input_ids=torch.arange(9)[None], use_cache=False).logits
         except Exception as error:
             why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -59,7 +65,7 @@ def build(config: PretrainedConfig) -> PreTrainedModel:
     )
 
 
-def _small(config: PretrainedConfig, *, narrow: bool) -> PretrainedConfig:
+def _small(config: PretrainedConfig, *, narrow: bool, words: int) -> PretrainedConfig:
     values = config.to_dict()
     values.pop("quantization_config", None)
     text = config.get_text_config(decoder=True)
@@ -67,7 +73,7 @@ def _small(config: PretrainedConfig, *, narrow: bool) -> PretrainedConfig:
     inside: _Values = values if section is None else values[section]
     width = text.attribute_map.get("hidden_size", "hidden_size")
     old = inside.get(width)
-    vocabulary = min(text.vocab_size, WORDS)
+    vocabulary = min(text.vocab_size, words)
     _shallow(inside, BLOCKS)
     if narrow:
         _narrow(inside, text)
