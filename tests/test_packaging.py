@@ -120,7 +120,6 @@ def test_the_wheel_has_one_top_level_name_and_the_files_that_are_needed(tmp_path
         "workbench/data/starter/model.safetensors",
         "workbench/data/starter/fairytaleqa_train.jsonl",
         "workbench/data/starter/oasst_pairs_train.jsonl",
-        "workbench/config/smartfrz.safetensors",
         "workbench/data/starter/sign_digits.zip",
         "workbench/data/starter/vision/model.safetensors",
         "workbench/data/starter/vision/preprocessor_config.json",

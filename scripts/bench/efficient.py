@@ -88,7 +88,6 @@ ARMS: dict[str, dict[str, list[str]]] = {
         "half of the blocks frozen": ["freeze.policy=static"],
         "autofreeze": ["freeze.policy=autofreeze", "freeze.every=5"],
         "egeria": ["freeze.policy=egeria", "freeze.every=5"],
-        "smartfrz": ["freeze.policy=smartfrz", "freeze.every=5"],
     },
     "thinning": {
         "progressive layer dropping, 0.5": ["layer_drop.rate=0.5"],

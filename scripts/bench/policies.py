@@ -35,7 +35,7 @@ from workbench.models import backbones
 from workbench.recipes.load import load
 
 NONE = "none"
-POLICIES = (NONE, "static", "gradual", "freezeout", "autofreeze", "lisa", "egeria", "smartfrz")
+POLICIES = (NONE, "static", "gradual", "freezeout", "autofreeze", "lisa", "egeria")
 AVERAGES = ("ema", "swa", "lawa", "rna")
 SCORES = {
     "sft": {"loss": "loss", "f1": "token F1", "rouge_l": "ROUGE-L"},

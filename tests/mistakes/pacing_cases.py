@@ -25,7 +25,7 @@ FREEZING: Table = {
     ),
     "key of several policies": (
         "freeze.every=3",
-        "freeze.every: is for freeze.policy=autofreeze|badam|egeria|lisa|smartfrz",
+        "freeze.every: is for freeze.policy=autofreeze|badam|egeria|lisa",
         "Write",
     ),
     "no layer": ("freeze.policy=static freeze.layers=0", "freeze.layers", "greater than 0, found 0"),
@@ -71,18 +71,12 @@ FREEZING: Table = {
     "thawed after the end": ("freeze.policy=gradual freeze.until=2", "freeze.until", "less than or equal to 1"),
     "frozen at the end": ("freeze.policy=freezeout freeze.first=1", "freeze.first", "less than 1, found 1"),
     "percentile": ("freeze.policy=autofreeze freeze.percentile=0", "freeze.percentile", "greater than 0, found 0"),
-    "threshold in percent": (
-        "freeze.policy=smartfrz freeze.threshold=50",
-        "freeze.threshold",
-        "less than or equal to 1",
+    "percentile of others": (
+        "freeze.policy=egeria freeze.percentile=50",
+        "freeze.percentile: is for freeze.policy=autofreeze, not for egeria",
+        "Write freeze.policy=autofreeze",
     ),
-    "no threshold": ("freeze.policy=smartfrz freeze.threshold=0", "freeze.threshold", "greater than 0"),
-    "threshold of others": (
-        "freeze.policy=egeria freeze.threshold=0.5",
-        "freeze.threshold: is for freeze.policy=smartfrz, not for egeria",
-        "Write freeze.policy=smartfrz",
-    ),
-    "more than all of it": ("freeze.policy=smartfrz freeze.most=2", "freeze.most", "less than or equal to 1"),
+    "more than all of it": ("freeze.policy=autofreeze freeze.most=2", "freeze.most", "less than or equal to 1"),
     "window": ("freeze.policy=egeria freeze.window=1", "freeze.window", "greater than or equal to 2, found 1"),
     "method before all layers": (
         "'adapter={method: prompt}' freeze.policy=static",

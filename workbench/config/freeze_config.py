@@ -17,8 +17,7 @@ class Observation(NamedTuple):
     step: int
     """Optimizer steps done when it ended."""
     values: tuple[float, ...]
-    """Value of each layer; NaN where it does not train. Where it is `values` that are observed, how far each layer went
-    in the interval, and then how far each is from its start."""
+    """Value of each layer; NaN where it does not train."""
 
 
 class Moment(NamedTuple):
@@ -51,7 +50,7 @@ class FreezeConfig(Tagged):
     A subclass has `policy: Literal[...]`, its settings and `plan`.
     """
 
-    observes: ClassVar[Literal["gradients", "activations", "values"] | None] = None
+    observes: ClassVar[Literal["gradients", "activations"] | None] = None
     """The measurement to make at the end of each interval of `interval` steps, by which alone such a policy decides;
     None: nothing."""
     thaws: ClassVar[bool] = False

@@ -64,7 +64,6 @@ def test_layers_that_take_turns_are_those_that_are_drawn(seed: int) -> None:
     [
         ({"policy": "autofreeze", "every": 7}, 14),
         ({"policy": "egeria", "every": 7, "window": 4}, 28),
-        ({"policy": "smartfrz", "every": 7}, 21),
     ],
 )
 def test_a_run_that_is_too_short_to_decide_is_told(freeze: dict[str, object], earliest: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from workbench.config.freeze_config import POLICIES, FreezeConfig, LayerPlan, Moment, Observation
-from workbench.config.freeze_policies import AutoFreeze, Badam, Egeria, FreezeOut, Gradual, Lisa, SmartFrz, Static
+from workbench.config.freeze_policies import AutoFreeze, Badam, Egeria, FreezeOut, Gradual, Lisa, Static
 from workbench.errors import ConfigError
 from workbench.schema import parse
 
@@ -25,7 +25,6 @@ EVERY = [
     Badam(every=5),
     Lisa(every=5),
     Egeria(),
-    SmartFrz(),
 ]
 
 
@@ -61,7 +60,6 @@ def test_each_is_known_by_its_name() -> None:
         "freezeout": FreezeOut,
         "gradual": Gradual,
         "lisa": Lisa,
-        "smartfrz": SmartFrz,
         "static": Static,
     }
     for name, section in POLICIES.items():
@@ -75,7 +73,7 @@ def test_a_plan_has_every_layer_and_the_head_always_trains(policy: FreezeConfig,
     assert {(len(plan.trains), len(plan.rates)) for plan in plans} == {(blocks + 2, blocks + 2)}
     assert all(plan.trains[-1] and plan.rates[-1] > 0 for plan in plans)
     measures = policy.observes is not None
-    assert measures == (policy.interval > 0) == isinstance(policy, (AutoFreeze, Egeria, SmartFrz))
+    assert measures == (policy.interval > 0) == isinstance(policy, (AutoFreeze, Egeria))
     assert policy.fixed == (type(policy) in (FreezeConfig, Static))
     assert not policy.fixed or len(set(plans)) == 1
     assert policy.fixed or measures or len(set(plans)) > 1

@@ -177,7 +177,7 @@ def test_the_schema_has_units_and_a_unit_changes_no_value(editor: Draft202012Val
         ("LoRA (Hu et al. 2021, arXiv:2106.09685).", ("Hu et al. 2021, arXiv:2106.09685",)),
         ("Li et al. (2018), and Loshchilov & Hutter 2017", ("Li et al. 2018", "Loshchilov & Hutter 2017")),
         ("(Li, Zhang and He, NeurIPS 2022, arXiv:2108.06084)", ("Li, Zhang and He, NeurIPS 2022, arXiv:2108.06084",)),
-        ("SmartFRZ (Li et al., ICLR 2023); again Li et al., ICLR 2023", ("Li et al., ICLR 2023",)),
+        ("One (Li et al., ICLR 2023); again Li et al., ICLR 2023", ("Li et al., ICLR 2023",)),
         ("Usually 0.7, at most 2000 rows.", ()),
     ],
 )

@@ -1,8 +1,8 @@
-"""Measurements for freezing policies: sums of gradients, changes of activations, and how far values moved.
+"""Measurements for freezing policies: sums of gradients, and changes of activations.
 
 A policy sees one observation at the end of each interval of steps. All measurements are in checkpoints.
 
-Legend: B rows, L padded length, D hidden, N blocks, S sampled values of a layer.
+Legend: B rows, L padded length, D hidden, N blocks, S sampled values of a parameter.
 """
 
 from __future__ import annotations
@@ -92,8 +92,6 @@ def of(freezer: Freezer, trainable: Mapping[str, nn.Parameter], run: Callable[[]
     if policy.observes == "gradients":
         sums = GradientSums(freezer.layers, trainable, blocks=blocks)
         return {"freezing": PolicyObserver(freezer, sums, prefix="sum|")}
-    if policy.observes == "values":
-        return {"freezing": PolicyObserver(freezer, ValueWays(freezer.layers, trainable, blocks=blocks), prefix="way|")}
     plasticity = Plasticity(lambda: block_outputs(freezer.blocks, run))
     return {"freezing": PolicyObserver(freezer, plasticity, prefix="")} if policy.observes == "activations" else {}
 
@@ -218,64 +216,6 @@ def block_outputs(blocks: Sequence[nn.Module], run: Callable[[], MicroBatch]) ->
     return [
         each.masked_fill(~mask_BL[..., None], 0) if each.shape[:2] == mask_BL.shape else each for each in activations
     ]
-
-
-class ValueWays:
-    """How far a sample of each layer's values moved in each interval, and how far it is from the start.
-
-    Args:
-        layers: Layer of each parameter, by name.
-        trainable: The values that train, in float32 or wider, by name.
-        blocks: Number of blocks of the backbone; layers are 0 to blocks + 1.
-    """
-
-    def __init__(self, layers: Mapping[str, int], trainable: Mapping[str, nn.Parameter], *, blocks: int) -> None:
-        self._trainable, self._count = trainable, blocks + 2
-        self._names: dict[int, list[str]] = {}
-        for name in trainable:
-            self._names.setdefault(layers.get(name, blocks + 1), []).append(name)
-        self._start: dict[int, Tensor] = {}
-        self._last: dict[int, Tensor] = {}
-
-    def look(self) -> None:
-        """Before the first step, note where the values start."""
-        if not self._start:
-            self.begin()
-
-    def begin(self) -> None:
-        """Note where the values start."""
-        self._start = {layer: sample(self._trainable, names) for layer, names in self._names.items()}
-        self._last = dict(self._start)
-
-    def finish(self, trains: Sequence[bool]) -> tuple[float, ...]:
-        """End the interval: each layer's way in it, then each layer's distance from its start; NaN where frozen."""
-        moved, away = ([math.nan] * self._count for _ in range(2))
-        for layer, names in self._names.items():
-            if trains[layer]:
-                now_S = sample(self._trainable, names)
-                moved[layer] = float(torch.dist(now_S, self._last[layer]))
-                away[layer] = float(torch.dist(now_S, self._start[layer]))
-                self._last[layer] = now_S
-        return (*moved, *away)
-
-    def state(self) -> dict[str, Tensor]:
-        """Samples at the start and at the last interval, for a checkpoint."""
-        kept = {"start": self._start, "last": self._last}
-        return {f"{name}|{layer}": each for name, samples in kept.items() for layer, each in samples.items()}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a checkpoint."""
-        for name, kept in {"start": self._start, "last": self._last}.items():
-            kept.clear()
-            for layer, names in self._names.items() if state else ():
-                kept[layer] = state[f"{name}|{layer}"].to(self._trainable[names[0]].device, copy=True)
-
-
-@torch.no_grad()
-def sample(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    """The followed values of these parameters (S), the same ones of each at any time."""
-    flat = [values[name].detach().flatten() for name in names]
-    return torch.cat([part[:: _stride(part)] for part in flat]).clone()
 
 
 def _stride(values: Tensor) -> int:
