@@ -30,10 +30,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CHROMIUM, reason="no Chro
 DRAWN = """async () => {
     const began = performance.now();
     location.hash = "#/run/long";
-    while (document.querySelectorAll(".u-over").length < 2) await new Promise(requestAnimationFrame);
+    while (!document.querySelector(".u-over") && performance.now() - began < 30_000)
+        await new Promise(requestAnimationFrame);
     return performance.now() - began;
 }"""
-"""Opens the page of a run; returns the milliseconds until it is drawn."""
+"""Opens the page of a run; returns the milliseconds until its curve is drawn, or those after which nobody waits."""
 
 
 @pytest.fixture(scope="module")
