@@ -70,6 +70,8 @@ class NamesCode:
     """Whether a value names code; by default each that is set."""
     beside: tuple[str, ...] = ()
     """Keys of the section that mean nothing without it."""
+    stays: bool = False
+    """Whether a run that is read without trust keeps it, as one that is required: who executes it asks for trust."""
 
 
 CodeFile = Annotated[Path, NamesCode()]

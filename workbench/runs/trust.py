@@ -42,7 +42,8 @@ def without(values: Mapping[str, Any], folder: Path, trust: Trust) -> dict[str, 
     """The configuration in the run directory `folder` without the code that it names.
 
     A section that is nothing without its code has its defaults. What a section must name stays, such as the file of a
-    reward: whoever builds rewards asks for trust himself. So do settings of a fleet's members, which never are read.
+    reward, and what `NamesCode.stays` marks: whoever executes it asks for trust himself. So do settings of a fleet's
+    members, which never are read.
 
     Raises:
         ConfigError: The run's predictions need the code.
@@ -50,7 +51,9 @@ def without(values: Mapping[str, Any], folder: Path, trust: Trust) -> dict[str, 
     safe_values = deepcopy(dict(values))
     for setting in schema.code(RunConfig, values):
         *above, name = setting.place
-        if setting.of_member or setting.section.model_fields[str(name)].is_required():
+        field = setting.section.model_fields[str(name)]
+        marks = schema.code_marks(field)
+        if setting.of_member or field.is_required() or any(mark.stays for mark in marks):
             continue
         if setting.key == "tta.function" and files.read_json(folder / "decision.json").get("tta") is not None:
             raise refused(folder, f"its predictions need tta.function={setting.value}", trust)
@@ -59,7 +62,6 @@ def without(values: Mapping[str, Any], folder: Path, trust: Trust) -> dict[str, 
         except KeyError:
             continue  # left out with another setting of its section
         whole = above and isinstance(above[-1], str) and _is_valid(setting.section, own)
-        marks = schema.code_marks(setting.section.model_fields[str(name)])
         for each in (name, *(key for mark in marks for key in mark.beside if key in own)):
             del own[each]
         if whole and not _is_valid(setting.section, own):

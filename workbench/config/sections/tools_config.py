@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from workbench.config.sections.basic_sections import an_address
-from workbench.schema import CodeFile, Section, Unit
+from workbench.schema import NamesCode, Section, Unit
 
 
 class ToolsConfig(Section):
     """Tools and environments of a Python file or of a server, and what they may take."""
 
-    file: CodeFile | None = None
+    file: Annotated[Path, NamesCode(stays=True)] | None = None
     """The Python file with the tools; null: `environment` is a server. Only a file you trust. What the model writes
     becomes arguments of its functions, in processes of their own."""
     functions: tuple[str, ...] | None = None
