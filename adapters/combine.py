@@ -160,6 +160,11 @@ def mean_heads(adapters: Sequence[Saved], weights: Sequence[float]) -> dict[str,
     return {name: (stack @ shares).float() for name, stack in stacked.items()}
 
 
+def head_name(name: str) -> str:
+    """The name of a parameter of the backbone itself, by its name in a file, or in a model that carries an adapter."""
+    return name.rpartition(PREFIX)[2].replace(".modules_to_save.default.", ".")
+
+
 def _labels(adapter: Saved) -> bytes:
     return (adapter.folder / LABELS).read_bytes() if adapter.heads else b""
 

@@ -155,11 +155,6 @@ def combine_runs(
                 )
     saved = [combine.read(run / "adapter") for run in sources]
     lost, choice = None, None
-    if chooser is not None and saved[0].heads:
-        raise ConfigError(
-            f"{sources[0]} has a trained head, of which a sum of chosen weights is not scored. Write weights: --by sum "
-            f"--weights {','.join(['0.5'] * len(sources))}."
-        )
     heads = combine.mean_heads(saved, [1.0] * len(saved) if weights is None or isinstance(weights, str) else weights)
     if chooser is not None:
         judged = asked_config(sources[0], overrides, verb="combine", trust=trust)
@@ -179,7 +174,7 @@ def combine_runs(
         else:
             held_out_judge.require_same_rows(sources, configs, callback)
         choice = _chosen(chooser, judged, sources, saved, rank=rank, trials=trials or TRIALS, callback=callback)
-        updates, total, weights = choice.updates, choice.total, choice.kept
+        updates, total, weights, heads = choice.updates, choice.total, choice.kept, choice.heads
     elif by in EXACT:
         assert not isinstance(weights, str) and weights is not None
         total = EXACT[by](saved, weights)
@@ -222,11 +217,12 @@ def _chosen(
     callback: Callback,
 ) -> WeightChoice:
     """Weights by scores: the sum of all adapters is loaded once, and each trial takes its place."""
-    whole = combine.weighted_sum(saved, [1.0] * len(saved))
+    equal = [1.0] * len(saved)
+    whole, heads = combine.weighted_sum(saved, equal), combine.mean_heads(saved, equal)
     with TemporaryDirectory() as aside:
         adapter = Path(aside) / "adapter"
         adapter.mkdir()
-        combine.write(whole, adapter, like=saved[0])
+        combine.write(whole, adapter, like=saved[0], heads=heads)
         _copy_beside([source / "adapter" for source in sources], adapter)
         judge = HeldOutJudge(_of_sum(config, whole), Path(aside), callback)
         return held_out_judge.choose(chooser, judge, saved, rank=rank, trials=trials, callback=callback)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,6 +51,8 @@ class WeightChoice(NamedTuple):
     """Whether the scores decided the weights."""
     updates: Updates
     """What is written."""
+    heads: dict[str, Tensor]
+    """The mean of trained heads beside them."""
     total: Updates
     """The sum, of which a rank keeps less."""
 
@@ -62,7 +64,7 @@ class WeightChoice(NamedTuple):
 
 
 class HeldOutJudge:
-    """Scores updates on the rows of `config`, over a backbone that is loaded once.
+    """Scores updates, and trained heads beside them, on the rows of `config`, over a backbone that is loaded once.
 
     Args:
         config: The first run, whose section adapter is that of the sum of all.
@@ -77,13 +79,19 @@ class HeldOutJudge:
         self.single = _begun(self.config, folder, callback)
         self.model = self.single.load()
         self.factors: dict[tuple[str, str], Tensor] = {}
+        self.heads: dict[str, Tensor] = {}
         for name, parameter in self.model.model.named_parameters():
             if found := _FACTOR.fullmatch(name):
                 self.factors[found[1], found[2]] = parameter
+            else:
+                self.heads[combine.head_name(name)] = parameter
 
     @torch.no_grad()
-    def score(self, updates: Updates, split: str = "held_out") -> float:
-        """The main score of the task, of the backbone with these updates alone."""
+    def score(self, updates: Updates, heads: Mapping[str, Tensor], split: str = "held_out") -> float:
+        """The main score of the task, of the backbone with these updates alone, and these heads by their names in a
+        file."""
+        for name, head in heads.items():
+            self.heads[combine.head_name(name)].copy_(head)
         assert updates.keys() <= {layer for layer, _ in self.factors}
         for (layer, part), factor in self.factors.items():
             if layer not in updates:
@@ -120,7 +128,7 @@ def choose(
     def worth(weights: Weights) -> float:
         if callback.stop_requested():
             raise Stopped(f"Stopped after {len(tried)} trials; nothing was written.")
-        score = judge.score(total(weights))
+        score = judge.score(total(weights), combine.mean_heads(saved, weights))
         tried.append((weights, score))
         parts = ", ".join(f"{weight:.3g} {name}" for weight, name in zip(weights, names, strict=True) if weight)
         callback.say(f"  {len(tried)}: {facts.score} {score:.4f} of {parts}")
@@ -132,17 +140,19 @@ def choose(
     whole = total(kept)
     updates = whole if rank is None else combine.nearest(whole, rank)
     scores = dict(tried)
-    held_out = scores[kept] if rank is None else judge.score(updates)
+    heads = combine.mean_heads(saved, kept)
+    held_out = scores[kept] if rank is None else judge.score(updates, heads)
     sign = 1 if facts.higher_is_better else -1
     alone = [soups.mean([number], count) for number in range(count)]
     best = max(range(count), key=lambda number: sign * scores[alone[number]])
     test = {}
     if "test" in judge.single.rows:
-        every = total(soups.mean(range(count), count))
-        compared = {"written": updates, "best run": total(alone[best]), "mean": every}
-        test = {name: judge.score(each, "test") for name, each in compared.items()}
+        compared = {"written": kept, "best run": alone[best], "mean": soups.mean(range(count), count)}
+        for name, weights in compared.items():
+            compared_updates = updates if weights is kept else total(weights)
+            test[name] = judge.score(compared_updates, combine.mean_heads(saved, weights), "test")
     return WeightChoice(
-        facts.score, rows, tried, kept, held_out, test, best, chooser is not soups.uniform, updates, whole
+        facts.score, rows, tried, kept, held_out, test, best, chooser is not soups.uniform, updates, heads, whole
     )
 
 

@@ -106,6 +106,37 @@ def test_noise_is_dropped_and_outweighed(runs: list[Path], tmp_path: Path) -> No
     assert named.exit_code == 0 and _noted(tmp_path / "other")["held_out_rows"] == 20, named.output
 
 
+@pytest.mark.parametrize("way", [{"by": "soup"}, {"by": "greedy-soup"}, {"weights": "search", "trials": 8}])
+def test_classifiers_have_the_mean_of_their_heads(way: dict[str, Any], short_stories: str, tmp_path: Path) -> None:
+    """Over one backbone and rows, from two rates; what was scored is what is written."""
+    lines = [{"text": f"{n} {'is more' if n % 3 else 'is no more'}", "label": "yn"[n % 3 > 0]} for n in range(60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["adapter.rank=2", "batch.size=8", "train.steps=8", "train.epochs=null", "data.held_out=0.4"]
+    words += [f"model.id={short_stories}", f"data.train={tmp_path}/rows.jsonl", "data.columns={}", "seed=1"]
+    words += [
+        "model.weights=float32",
+        "model.compute=float32",
+        "evaluate.every=null",
+        "data.seed=0",
+        "data.overlap=tell",
+    ]
+    runs = [
+        workbench.run("classify/quickstart", [*words, f"train.learning_rate={rate}"], out=tmp_path / rate, quiet=True)
+        for rate in ("1e-3", "3e-2")
+    ]
+    alone = [files.read_json(run / "scores.json")["after"]["accuracy"] for run in runs]
+    workbench.combine(runs, out=tmp_path / "both", **way)
+    noted = _noted(tmp_path / "both")
+    assert [trial["accuracy"] for trial in noted["trials"]][:2] == pytest.approx(alone)
+    assert workbench.evaluate(tmp_path / "both")["accuracy"] == pytest.approx(noted["scores"]["held_out"])
+    saved, weights = [combine.read(run / "adapter") for run in runs], [part["weight"] for part in noted["of"]]
+    wanted = combine.mean_heads(saved, weights)
+    heads = combine.read(tmp_path / "both" / "adapter").heads
+    assert heads.keys() == wanted.keys() and heads
+    for name, head in heads.items():
+        torch.testing.assert_close(head, wanted[name])
+
+
 def test_what_cannot_be_scored_is_refused(runs: list[Path], tmp_path: Path) -> None:
     out, (one, two) = tmp_path / "out", runs
 
