@@ -18,6 +18,8 @@ ACT = "act"
 """The tool that acts, where an action is more than one text."""
 _LARGEST = 2**24
 """Bytes of a message."""
+_WAIT = 30.0
+"""Seconds to connect, and for the schemas; an episode's calls are bounded by who runs them."""
 
 
 class OpenEnv:
@@ -32,8 +34,9 @@ class OpenEnv:
         ValueError: What answers is no such server.
     """
 
-    def __init__(self, address: str) -> None:
-        self._address, self._rewards, self._open = address.rstrip("/"), list[float](), ExitStack()
+    def __init__(self, address: str, wait: float | None = None) -> None:
+        self._address, self._wait = address.rstrip("/"), wait
+        self._rewards, self._open = list[float](), ExitStack()
 
     def reset(self, row: Mapping[str, Any]) -> str | None:
         """Begin; returns what the server shows. Its seed is a column `seed` of the row, or a digest of all columns, so
@@ -92,7 +95,7 @@ class OpenEnv:
     def _action(self) -> dict[str, Any]:
         """The schema of an action."""
         try:
-            with urllib.request.urlopen(f"{self._address}/schema", timeout=30) as answer:
+            with urllib.request.urlopen(f"{self._address}/schema", timeout=_WAIT) as answer:
                 action = json.loads(answer.read(_LARGEST)).get("action")
         except urllib.error.HTTPError as error:
             raise ValueError(f"{self._address}/schema is answered with status {error.code}") from None
@@ -116,11 +119,11 @@ class OpenEnv:
         from websockets.sync.client import connect
 
         address = self._address.replace("http", "ws", 1) + "/ws"
-        return self._open.enter_context(connect(address, max_size=_LARGEST, open_timeout=30, proxy=None))
+        return self._open.enter_context(connect(address, max_size=_LARGEST, open_timeout=_WAIT, proxy=None))
 
     def _asked(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         self._socket.send(json.dumps({"type": kind, "data": data}))
-        answer = json.loads(self._socket.recv())
+        answer = json.loads(self._socket.recv(self._wait))
         told: dict[str, Any] = answer.get("data") or {}
         if answer.get("type") == "error":
             raise RuntimeError(f"{told.get('code')}: {told.get('message')}")
@@ -129,7 +132,7 @@ class OpenEnv:
 
 def schemas(address: str) -> list[dict[str, Any]]:
     """The tools of an environment; raises what OpenEnv raises."""
-    with closing(OpenEnv(address)) as session:
+    with closing(OpenEnv(address, _WAIT)) as session:
         return session.schemas()
 
 

@@ -16,6 +16,7 @@ from websockets.sync.server import Server, ServerConnection, serve
 from workbench.config.sections.tools_config import ToolsConfig
 from workbench.data.text.tool_calls import ToolCall
 from workbench.errors import ConfigError
+from workbench.evaluation.tools import openenv
 from workbench.evaluation.tools.toolbox import Toolbox, opening, rewarded
 
 TEXT = {"message": {"type": "string"}, "metadata": {"type": "object"}}
@@ -37,7 +38,7 @@ class Environments:
     """A server whose sessions are games of guessing the seed, by one kind of action."""
 
     def __init__(self) -> None:
-        self.kind, self.seeds = "text", list[int]()
+        self.kind, self.seeds, self.silent = "text", list[int](), False
         self.server: Server = serve(self.session, "127.0.0.1", 0, process_request=self.schema)
         self.url = f"http://127.0.0.1:{self.server.socket.getsockname()[1]}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -53,6 +54,8 @@ class Environments:
         wanted = 0
         for text in connection:
             message = json.loads(text)
+            if self.silent:
+                continue
             if message["type"] == "reset":
                 wanted = message["data"]["seed"]
                 self.seeds.append(wanted)
@@ -138,6 +141,13 @@ def test_an_action_of_several_fields_is_a_tool(server: Environments) -> None:
     assert not isinstance(call, str)
     assert json.loads(box.carried_out([call])[0]["text"]) == {"x": 2, "y": 2}
     box.close()
+
+
+def test_a_server_that_keeps_silent_is_told(server: Environments, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openenv, "_WAIT", 0.2)
+    monkeypatch.setattr(server, "silent", True)
+    with pytest.raises(ConfigError, match=r"TimeoutError.*Start the server, or correct the address\."):
+        toolbox(server, "calls")
 
 
 def test_what_is_no_such_server_is_told(server: Environments) -> None:
