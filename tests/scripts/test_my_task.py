@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 import workbench
 from tests.conftest import write_questions
-from workbench.config import RunConfig, plugins, task_facts
+from tests.own_task import forgotten_afterwards
+from workbench.config import plugins
 from workbench.config.run_config import load_config
 from workbench.config.yaml_text import dump_yaml
 from workbench.errors import ConfigError
@@ -27,9 +28,8 @@ STEPS = 3
 @pytest.fixture(scope="module")
 def example() -> Iterator[ModuleType]:
     """The example as a recipe's `plugins` load it; no other test knows its task."""
-    yield plugins.module(EXAMPLE, key="plugins")
-    del task_facts.TASKS["focal"], RunConfig.__pydantic_fields__["focal"]
-    RunConfig.model_rebuild(force=True)
+    with forgotten_afterwards():
+        yield plugins.module(EXAMPLE, key="plugins")
 
 
 @pytest.fixture

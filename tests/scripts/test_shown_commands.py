@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
+from tests.own_task import forgotten_afterwards
 from tests.scripts.shown_commands import (
     MARK,
     OF_RECIPES,
@@ -24,11 +26,18 @@ from tests.scripts.shown_commands import (
 )
 from workbench import recipes
 from workbench.cli.verbs import app
-from workbench.config import reference
+from workbench.config import reference, task_facts
 from workbench.recipes.load import load
 
 IDS = [str(path.relative_to(ROOT)) for path in PAGES]
 PLACEHOLDER = "key=value"
+
+
+@pytest.fixture(autouse=True)
+def forgets_own_tasks() -> Iterator[None]:
+    """A page may show a task of a user's own, which no other test knows."""
+    with forgotten_afterwards():
+        yield
 
 
 @cache
@@ -74,6 +83,13 @@ def test_every_shown_command_parses(page: Path) -> None:
             if words in shown or type(error).__name__ != "MissingParameter":
                 mistakes.append(f"workbench {' '.join(words)}: {error!r} {error}")
     assert not mistakes
+
+
+def test_a_task_of_ones_own_is_known_where_a_page_shows_it_and_nowhere_else() -> None:
+    for _ in range(2):
+        assert "focal" not in task_facts.TASKS
+        with forgotten_afterwards():
+            require_valid(["run", "sft/quickstart", f"plugins=[{ROOT}/scripts/my_task.py]", "recipe=focal"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
