@@ -15,7 +15,14 @@ from tests import forked
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted(path for path in (ROOT / "scripts" / "tutorials").glob("*.md") if path.name != "README.md")
-_GUIDES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "adapters/README.md", "workbench/config/glossary.md")
+_GUIDES = (
+    "README.md",
+    "scripts/docs/how_it_works.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "adapters/README.md",
+    "workbench/config/glossary.md",
+)
 _OF_SCRIPTS = ("scripts/README.md", "scripts/launch/README.md", "scripts/gpu/README.md", "scripts/bench/README.md")
 OF_RECIPES = sorted([*(ROOT / "recipes").glob("*.md"), *(ROOT / "recipes").glob("*/*.md")])
 PAGES = [*(ROOT / name for name in (*_GUIDES, *_OF_SCRIPTS)), *OF_RECIPES, *TUTORIALS]

@@ -321,7 +321,13 @@ def plan_parts(plan: Plan) -> Iterator[Table | Text | str]:
 
     if len(plan.tried) > 1:
         ways = [
-            (way.way, f"{way.tokens:,}", units.size(way.needed), units.step(way.seconds), way.verdict)
+            (
+                way.way,
+                f"{way.tokens:,}",
+                units.size(way.needed),
+                units.step(way.seconds) if way.seconds else "",
+                way.verdict,
+            )
             if way.tokens
             else (way.way, "", "", "", way.verdict)
             for way in plan.tried
@@ -338,9 +344,10 @@ def plan_parts(plan: Plan) -> Iterator[Table | Text | str]:
         before = f" with {units.duration(plan.once)} before the first" if plan.once else ""
         whole = units.duration(plan.once + plan.seconds * plan.steps)
         time = f", {units.step(plan.seconds)} a step{interval}, {whole} in all{before}"
+    passes = plan.dry_run.micro_batches
     yield (
         f"{plan.size.trainable:,} of {plan.size.total:,} parameters train ({plan.weights} weights); the adapter's "
-        f"file has {units.size(plan.size.file_bytes)}.\n{plan.steps:,} steps, {plan.dry_run.micro_batches} passes of "
+        f"file has {units.size(plan.size.file_bytes)}.\n{plan.steps:,} steps, {passes} pass{'es' * (passes > 1)} of "
         f"at most {units.count(plan.tokens_per_device)} tokens each; "
         f"{plan.dry_run.flops_per_token / 1e6:,.1f} MFLOP a token{time}."
     )

@@ -181,8 +181,8 @@ export async function comparePage(names) {
     hear(event, data) {
       if (event === "runs") {
         const chosen = names.map((name) => data.find((run) => run.name === name)).filter(Boolean);
-        top.replaceChildren(table(["run", "status", "score", "loss", { name: "tokens a second", right: true }, { name: "memory", right: true }, { name: "time", right: true }],
-          chosen.map((run) => [h("a", { href: `#/run/${encodeURIComponent(run.name)}` }, run.name), status(run.status), ...changes(run), count(run.tokens_per_second), bytes(run.peak_bytes), duration(run.elapsed_s)]), { caption: "Runs" }));
+        top.replaceChildren(table([{ name: "run", kind: "name" }, "status", "score", "loss", { name: "tokens a second", right: true }, { name: "memory", right: true }, { name: "time", right: true }],
+          chosen.map((run) => [h("a", { href: `#/run/${encodeURIComponent(run.name)}` }, run.name), status(run.status), ...changes(run), count(run.tokens_per_second), bytes(run.peak_bytes), duration(run.elapsed_s)]), { caption: "Runs", stacked: true }));
       } else if (event === "rows") { curves.get(data.run)?.add(data); plots.soon(); }
     },
     shown() { plots.draw(); },
