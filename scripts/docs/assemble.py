@@ -127,7 +127,8 @@ def assemble(docs: Path, source: Path) -> None:
     (docs / "reference").mkdir()
     for name, text in made.items():
         (docs / "reference" / name).write_text(text)
-    shutil.copyfile(Path(__file__).with_name("wide.css"), docs / "wide.css")
+    for own in (Path(__file__).with_name("wide.css"), Path(__file__).parent / "vendor" / "iframe-worker.js"):
+        shutil.copyfile(own, docs / own.name)
     shutil.copytree(ROOT / "workbench", source / "workbench", ignore=shutil.ignore_patterns("__pycache__"))
 
 

@@ -37,6 +37,8 @@ def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert all((site / "scripts" / "tutorials" / f"{page.stem}.html").is_file() for page in TUTORIALS)
     assert (site / "scripts" / "tutorials" / "first_run.ipynb").is_file()
+    page = (site / "recipes" / "run_files.html").read_text()  # what the search of pages on a disk needs
+    assert '<script src="../iframe-worker.js">' in page and (site / "search" / "search_index.js").is_file()
     settings, python = ((site / "reference" / name).read_text() for name in ("settings.html", "python.html"))
     assert [each.key for each in reference.settings() if f"<code>{each.key}</code>" not in settings] == []
     told = dict(re.findall(r"<tr>\s*<td><code>([^<]+)</code></td>(.*?)</tr>", settings, re.S))
