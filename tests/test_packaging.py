@@ -94,6 +94,16 @@ def test_every_task_and_orchestration_is_there_without_extras() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_all_is_every_extra_but_those_of_developers() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (all_of_them,) = extras.pop("all")
+    assert set(all_of_them.removeprefix("peft-workbench[").rstrip("]").split(",")) == extras.keys() - {
+        "browser",
+        "docs",
+        "test",
+    }
+
+
 def test_the_top_of_the_package_is_short() -> None:
     names = [path for path in (ROOT / "workbench").iterdir() if path.name != "__pycache__"]
     assert {path.name for path in names if path.is_symlink()} == {"adapters", "recipes"}
