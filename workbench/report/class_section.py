@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from workbench.config.sections import metrics
 from workbench.evaluation.prediction_table import class_names, hot, suspects
 from workbench.report.rendering import begins
 from workbench.report.run_record import RunRecord
@@ -29,19 +28,6 @@ LONGEST = 200
 """Characters of the text of such a row."""
 LONGEST_NEIGHBOUR = 160
 """Characters of the text or name of a similar training row."""
-
-SCORES: dict[str, tuple[str, str]] = {
-    "accuracy": ("Accuracy", "high"),
-    "exact_match": ("All classes right", "high"),
-    "brier": ("Brier score", "low"),
-    "calibration_error": ("Expected calibration error", "low"),
-} | {name: (metric.title, "high" if metric.higher else "low") for name, metric in metrics.METRICS.items()}
-
-
-def titles(run: RunRecord) -> dict[str, tuple[str, str]]:
-    """Title and better direction of each score of a run, that of `evaluate.metric` among them."""
-    own = {} if run.judge is None else {run.judge.name: (run.judge.title, "high" if run.judge.higher else "low")}
-    return {**SCORES, **own}
 
 
 class Cell(NamedTuple):

@@ -18,8 +18,7 @@ from scipy import special
 from workbench.config.task_facts import task_of
 from workbench.evaluation.metrics import BINS
 from workbench.evaluation.prediction_table import class_names, hot
-from workbench.report import class_section, rendering
-from workbench.report.class_section import SCORES
+from workbench.report import rendering, score_titles
 from workbench.report.plots import COLOURS, Axis, Floats, Plot, Series, draw
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
@@ -91,7 +90,7 @@ def crossvalidated(run: RunRecord) -> CrossvalSection | None:
     duplicate_facts, main = run.stages.get("duplicates") or {}, main_score(run)
     conflicts = duplicate_facts.get("conflicts", [])
     return CrossvalSection(
-        score=class_section.titles(run).get(main, (_named(main),))[0] if main else "Score",
+        score=run.titles.get(main, (_named(main),))[0] if main else "Score",
         stages=stages(run),
         gains=gains(run),
         tested=any(stage.get("test") for stage in _done(run)),
@@ -223,7 +222,7 @@ def _tested(run: RunRecord, main: str) -> str:
         said = f"{value[0].upper()}{value[1:]} on {where}{each} by {who}"
     if main in refit:
         said += f" and {units.number(refit[main])} by one adapter that trained on all rows"
-        sign = 1 if class_section.titles(run).get(main, ("", "low"))[1] == "high" else -1
+        sign = 1 if run.titles.get(main, ("", "low"))[1] == "high" else -1
         if main in test and sign * refit[main] > sign * test[main]:
             said += ", which costs a fraction to serve and did better here"
     return said
@@ -287,7 +286,7 @@ def _title(stage: Mapping[str, Any]) -> str:
 
 def _named(score: str) -> str:
     """The name of a score as a heading."""
-    return SCORES[score][0] if score in SCORES else score.replace("_", " ").capitalize()
+    return score_titles.CLASSES[score][0] if score in score_titles.CLASSES else score.replace("_", " ").capitalize()
 
 
 def _signed(value: float | None) -> str:
@@ -310,12 +309,12 @@ def _bounds(bounds: Mapping[str, float]) -> str:
 def _folds(run: RunRecord) -> FoldTable:
     folds = run.stages["folds"]
     measured = dict.fromkeys(name for fold in folds for name in fold["scores"] if not name.endswith(_BOUNDS))
-    names = [name for name in ("loss", *class_section.titles(run)) if name in measured]
+    names = [name for name in ("loss", *run.titles) if name in measured]
     names += [name for name in measured if name not in names and "[" not in name and not run.classifies]
     summary = run.stages.get("summary") or {}
     of_scores = [summary.get(name, {}) for name in names]
     return FoldTable(
-        columns=tuple(class_section.titles(run).get(name, (_named(name),))[0] for name in names),
+        columns=tuple(run.titles.get(name, (_named(name),))[0] for name in names),
         rows=[
             (
                 fold["member"],

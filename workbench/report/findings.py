@@ -40,6 +40,8 @@ def verdict(record: RunRecord) -> str:
         return task_sections.preference_verdict(record)
     if record.rewards:
         return task_sections.reward_verdict(record)
+    if record.tags:
+        return task_sections.tag_verdict(record)
     if record.reinforces:
         return task_sections.reinforce_verdict(record)
     text = _of_losses(record, loss)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,6 +24,7 @@ from workbench.report import (
     findings,
     picture_section,
     run_record,
+    score_titles,
     sweep_sections,
     task_sections,
 )
@@ -32,18 +33,6 @@ from workbench.report.run_record import RunRecord
 from workbench.runs import cost_table, draft_table, files, score_files, units
 
 _T = TypeVar("_T")
-SCORES: dict[str, tuple[str, Literal["low", "high"] | None]] = {
-    "loss": ("Loss, nats per token", "low"),
-    "loss_of_other_pictures": ("Loss with the pictures of other rows", None),
-    "perplexity": ("Perplexity", "low"),
-    "token_accuracy": ("Token accuracy", "high"),
-    "f1": ("Answer F1", "high"),
-    "f1_of_other_pictures": ("Answer F1 with the pictures of other rows", None),
-    "rouge_l": ("Answer ROUGE-L", "high"),
-    "wer": ("Word error rate", "low"),
-    "cer": ("Character error rate", "low"),
-}
-"""Title of each score on the page and on the terminal, and which direction is better, if any is."""
 DETAILS = frozenset({"perplexity", "token_accuracy", "rouge_l"})
 """Scores beside which another one says the same in short; folded in a table of more than MOST_SCORES rows."""
 MOST_SCORES = 12
@@ -247,13 +236,7 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
 def scores(run: RunRecord) -> list[dict[str, Any]]:
     """Rows of the table of scores: `name`, `label`, a text for each of COLUMNS, `interval`, what the difference is
     worth, and whether the row is `folded`."""
-    own: Mapping[str, tuple[str, str | None]] | None
-    own = class_section.titles(run) if run.classifies else task_sections.EMBED_SCORES if run.embeds else None
-    own = {**SCORES, **task_sections.PREFERENCE_SCORES} if run.prefers else own
-    own = task_sections.reward_scores(run) if run.rewards else own
-    own = task_sections.REINFORCE_SCORES if run.reinforces else own
-    loss = {"loss": (f"Loss, {run.unit}", "low")}
-    known = SCORES if own is None else {**loss, **own, **loss}
+    known: score_titles.Titles = {"loss": (f"Loss, {run.unit}", "low"), **run.titles}
     measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)
     shown = [name for name in measured if not score_files.is_bound(name)]
     folds = len(shown) > MOST_SCORES
@@ -275,7 +258,7 @@ def scores(run: RunRecord) -> list[dict[str, Any]]:
             row["chance"] = f"± {units.number(chance)}" if chance is not None else ""
             if better is not None and difference:
                 word = "better" if (difference < 0) == (better == "low") else "worse"
-                row["judged"] = word if chance is None or abs(difference) > chance else "may be chance"
+                row["judged"] = "may be chance" if run.may_be_chance(name) else word
         row["chance"] = "; ".join(each for each in (row["interval"], row["chance"]) if each)
         rows.append(row)
     return rows
@@ -446,7 +429,7 @@ def _of_sets(records: Sequence[RunRecord]) -> list[_Measure]:
 
 _COMPARED: dict[tuple[str, str], tuple[str, Literal["low", "high"]]] = {
     ("after", "loss"): ("held-out loss after", "low"),
-    ("after", "f1"): ("answer F1 after", "high"),
+    ("after", "f1"): ("F1 after", "high"),
     ("after", "rouge_l"): ("answer ROUGE-L after", "high"),
     ("after", "wer"): ("word error rate after", "low"),
     ("after", "cer"): ("character error rate after", "low"),

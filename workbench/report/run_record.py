@@ -15,6 +15,7 @@ from workbench.config.sections.metrics import Choice, choice
 from workbench.config.task_facts import OverFacts, over_of, task_of
 from workbench.errors import ConfigError, FileError
 from workbench.evaluation import held_out_losses
+from workbench.report import score_titles
 from workbench.runs import files, run_directory, score_files, units
 
 COLUMNS = (
@@ -86,6 +87,12 @@ class RunRecord:
         """Kind of pages; members of a sweep, search or fleet have pages of their own."""
         task = task_of(self.config)
         return "text" if task is None or (self.over is not None and not self.over.folds) else task.report
+
+    @property
+    def titles(self) -> score_titles.Titles:
+        """Title and better direction of each score, that of `evaluate.metric` among them; the loss is left out."""
+        judge = self.judge if self.classifies else None
+        return score_titles.of(self._pages, judge=judge, steps=self.rates_steps)
 
     @property
     def crossvalidates(self) -> bool:
@@ -173,6 +180,8 @@ class RunRecord:
             return "minus the reward"
         if self.prefers:
             return "per example"
+        if self.tags:
+            return "nats per word"
         if not self.classifies:
             return "nats per token"
         number = self.config.get("classes", {}).get("kind") == "number"
@@ -251,9 +260,21 @@ class RunRecord:
 
     def interval(self, score: str) -> str:
         """The 95 % interval of a score after training, in words; empty where it has none."""
+        low, high = self._bounds(score)
+        return "" if low is None or high is None else f"{units.number(low)} to {units.number(high)}"
+
+    def may_be_chance(self, score: str) -> bool:
+        """Whether a score's 95 % interval after training holds what it was before, or that of its paired change 0."""
+        change, chance = self.difference(score), self.chance(score)
+        if change is None or chance is not None:
+            return change is not None and chance is not None and abs(change) <= chance
+        low, high = self._bounds(score)
+        return low is not None and high is not None and low <= self.scores["before"][score] <= high
+
+    def _bounds(self, score: str) -> tuple[float | None, float | None]:
         name, bracket, of = score.partition("[")
         low, high = (self.scores.get("after", {}).get(f"{name}_{end}{bracket}{of}") for end in ("low", "high"))
-        return "" if low is None or high is None else f"{units.number(low)} to {units.number(high)}"
+        return low, high
 
     def _so_far(self, fact: str) -> float | None:
         recorded = self.manifest.get(fact)

@@ -16,59 +16,6 @@ from workbench.report.plots import STEP, Axis, Plot, Series, draw, floats, lines
 from workbench.report.run_record import RunRecord
 from workbench.runs import score_files, units
 
-Titles = dict[str, tuple[str, Literal["low", "high"]]]
-"""Title of each score, and which direction is better."""
-EMBED_SCORES: Titles = {
-    "accuracy": ("Accuracy of the nearest neighbour", "high"),
-    "ndcg@10": ("nDCG at 10", "high"),
-    "recall@1": ("Recall at 1", "high"),
-    "recall@10": ("Recall at 10", "high"),
-    "mrr": ("Mean reciprocal rank", "high"),
-    "spearman": ("Rank correlation with the scores (Spearman)", "high"),
-    "pearson": ("Linear correlation with the scores (Pearson)", "high"),
-}
-"""The first that there is decides."""
-REWARD_SCORES: Titles = {
-    "accuracy": ("Accuracy: the better answer has the higher reward", "high"),
-    "log_loss": ("Log-loss of the judgements, nats", "low"),
-    "brier": ("Brier score", "low"),
-    "calibration_error": ("Calibration error", "low"),
-}
-STEP_REWARD_SCORES: Titles = {
-    "accuracy": ("Accuracy over steps", "high"),
-    "error_found": ("Answers with an error of which the first wrong step is found", "high"),
-    "all_right": ("Answers without an error in which none is found", "high"),
-    "f1": ("F1: harmonic mean of these two", "high"),
-    "auc_min": ("AUC of answers without an error: lowest step", "high"),
-    "auc_product": ("AUC: product of the steps", "high"),
-    "auc_mean": ("AUC: mean of the steps", "high"),
-    "auc_last": ("AUC: last step", "high"),
-    "brier": ("Brier score of a step", "low"),
-    "calibration_error": ("Calibration error", "low"),
-}
-"""Scores of a reward model that rates steps."""
-PREFERENCE_SCORES: Titles = {
-    "accuracy": ("Preference accuracy", "high"),
-    "likelier": ("Chosen answers with likelier tokens", "high"),
-    "margin": ("Reward of chosen over rejected", "high"),
-    "reward_chosen": ("Reward, chosen", "high"),
-    "reward_rejected": ("Reward, rejected", "low"),
-    "log_p_chosen": ("Log-probability of a chosen token, nats", "high"),
-    "log_p_rejected": ("Log-probability of a rejected token, nats", "low"),
-    "reward_good": ("Reward, good answers", "high"),
-    "reward_bad": ("Reward, bad answers", "low"),
-    "log_p_good": ("Log-probability of a token of good answers, nats", "high"),
-    "log_p_bad": ("Log-probability of a token of bad answers, nats", "low"),
-    "answer_tokens": ("Tokens of written answers", "low"),
-    "repetition": ("Runs of four words that written answers repeat", "low"),
-}
-REINFORCE_SCORES: Titles = {
-    "reward": ("Reward", "high"),
-    "answer_tokens": ("Tokens of an answer", "low"),
-    "repetition": ("Repeated runs of four words", "low"),
-    "success": ("Episodes with a reward of 1 or more", "high"),
-    "errors": ("Tool errors of an episode", "low"),
-}
 SHOWN = 20
 """Rows of a table, at most."""
 MANY = 0.5
@@ -159,15 +106,27 @@ def _row_table(title: str, table: Any, names: list[str]) -> RowTable:
 
 def embed_verdict(run: RunRecord) -> str:
     """Outcome of a run that was scored, in one sentence."""
-    name = next((name for name in EMBED_SCORES if name in run.scores.get("before", {})), None) or "loss"
+    name = next((name for name in run.titles if name in run.scores.get("before", {})), None)
+    if name is not None:
+        return f"{_moved(run, name)}."
+    before, after = (run.scores[when]["loss"] for when in ("before", "after"))
+    return f"Held-out loss went from {before:.2f} to {after:.2f}."
+
+
+def _moved(run: RunRecord, name: str) -> str:
+    """What a score did, with its interval, and whether that may be chance."""
     before, after = (run.scores[when][name] for when in ("before", "after"))
-    if name == "loss":
-        return f"Held-out loss went from {before:.2f} to {after:.2f}."
     went = "rose" if after > before else "fell" if after < before else "stayed"
-    low = run.scores["after"].get(f"{name}_low", after)
-    chance = "" if low > before or after <= before else ": the interval holds what it was before"
-    title, _ = EMBED_SCORES[name]
-    return f"{title} {went} from {before:.3f} to {after:.3f} (95 %: {run.interval(name)}){chance}."
+    interval = f" (95 %: {run.interval(name)})" if run.interval(name) else ""
+    chance = ": the interval holds what it was before" if run.may_be_chance(name) else ""
+    return f"{run.titles[name][0].partition(':')[0]} {went} from {before:.3f} to {after:.3f}{interval}{chance}"
+
+
+def tag_verdict(run: RunRecord) -> str:
+    """Outcome of a run that was scored, in one sentence: its main score, and that of always the most frequent tag."""
+    name = next(name for name in run.titles if name in run.scores["before"])
+    guessed = run.scores["before"][name]
+    return f"{_moved(run, name)}; always the most frequent tag gives {guessed:.3f}."
 
 
 def _wrong_neighbours(table: Any) -> RowTable:
@@ -187,11 +146,6 @@ def _wrong_neighbours(table: Any) -> RowTable:
 
 
 # Reward models
-
-
-def reward_scores(run: RunRecord) -> Titles:
-    """Title of each score of a run, and which direction is better."""
-    return STEP_REWARD_SCORES if run.rates_steps else REWARD_SCORES
 
 
 def reward_verdict(run: RunRecord) -> str:

@@ -373,7 +373,7 @@ def test_runs_are_compared_by_out_of_fold_and_test_scores(tmp_path: Path) -> Non
     rows = {row[0]: row[1:] for row in found.rows}
     assert rows["held-out loss after"] == ("0.610", "0.610")
     assert rows["accuracy after"] == ("0.800", "0.800") and rows["test accuracy"] == ("0.850", "0.900")
-    assert "answer F1 after" not in rows and not found.notes
+    assert "F1 after" not in rows and not found.notes
     html = (tmp_path / "compare.html").read_text()
     assert re.search(r'test accuracy</th><td>0.850</td><td class="strong best" title="best">0.900<', html)
     manifest = json.loads((runs[1] / "manifest.json").read_text())

@@ -10,6 +10,7 @@ import pytest
 
 from workbench.evaluation import held_out_losses
 from workbench.evaluation.comparison import PairedScore
+from workbench.report import pages
 from workbench.report.findings import findings, verdict
 from workbench.report.run_record import COLUMNS, RunRecord
 
@@ -54,6 +55,37 @@ def said(one: RunRecord) -> str:
 )
 def test_verdict_of_a_scored_run(before: dict[str, float], after: dict[str, float], words: str) -> None:
     assert verdict(record(scores={"before": before, "after": after})).endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (
+            {"f1": 0.0},
+            {"f1": 0.6, "f1_low": 0.5, "f1_high": 0.7},
+            "F1 of entities rose from 0.000 to 0.600 (95 %: 0.500 to",
+        ),
+        (
+            {"accuracy": 0.6},
+            {"accuracy": 0.62, "accuracy_low": 0.58, "accuracy_high": 0.66},
+            "the interval holds what it was",
+        ),
+        (
+            {"accuracy": 0.6},
+            {"accuracy": 0.8, "accuracy_low": 0.7, "accuracy_high": 0.9},
+            "the most frequent tag gives 0.600.",
+        ),
+    ],
+)
+def test_verdict_of_tags(before: dict[str, float], after: dict[str, float], words: str) -> None:
+    scores = {"before": {"loss": 2.0, **before}, "after": {"loss": 0.5, **after}}
+    one = record(config={"recipe": "tag"}, scores=scores)
+    assert words in verdict(one)
+    shown = {row["name"]: row for row in pages.scores(one) if row["difference"]}
+    assert shown.keys() == {"loss", *before} and shown["loss"]["label"] == "Loss, nats per word"
+    (name,) = before
+    low = after[f"{name}_low"]
+    assert shown[name]["judged"] == ("better" if low > before[name] else "may be chance")
 
 
 @pytest.mark.parametrize(

@@ -356,7 +356,7 @@ def test_compare_puts_runs_side_by_side(full_run: Path, tmp_path: Path) -> None:
     assert all(name in page.text for name in comparison.columns)
     starred = re.findall(r'<th[^>]*scope="row">([^<]*)</th>[^\n]*title="best">([^<]*)<', out.read_text())
     assert ("held-out loss after", "3.50") in starred
-    assert ("answer F1 after", "0.210") in starred
+    assert ("F1 after", "0.210") in starred
     assert not re.search(r"https?:", out.read_text())
 
 

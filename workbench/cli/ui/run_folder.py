@@ -40,8 +40,6 @@ _SUMMARISED = (
     NOTES,
 )
 """Files that a summary is made of."""
-_FALLING = ("loss", "wer", "cer", "rmse", "mae")
-"""Scores of which less is better."""
 
 Facts = dict[str, Any]
 
@@ -297,14 +295,16 @@ def main_score(values: Mapping[str, Any], scores: Mapping[str, Any]) -> Facts | 
         lies in the interval or one of the two was not measured.
     """
     from workbench.config.sections.metrics import choice
+    from workbench.report import score_titles
 
     evaluate, before, after = _part(values, "evaluate"), _part(scores, "before"), _part(scores, "after")
     own = [name.removesuffix("_low") for name in {**after, **before} if name.endswith("_low")]
-    own, falling = [str(_task_fact(values, "score")), *own], set(_FALLING)
+    own, judge = [str(_task_fact(values, "score")), *own], None
     with suppress(ValueError):  # a file of somebody else's may name anything
         if isinstance(metric := evaluate.get("metric"), str):
             judge = choice(metric, evaluate.get("better"))
-            own, falling = [judge.name, *own], falling - {judge.name} if judge.higher else falling | {judge.name}
+            own = [judge.name, *own]
+    titles = score_titles.of(_task_fact(values, "report") or "text", judge=judge)
     name = next((each for each in own if each != "loss" and each in {**before, **after}), None)
     if name is None:
         return None
@@ -313,7 +313,8 @@ def main_score(values: Mapping[str, Any], scores: Mapping[str, Any]) -> Facts | 
         *(_number((after if name in after else before).get(f"{name}_{end}")) for end in ("low", "high")),
     )
     chance = low is not None and high is not None and was is not None and low <= was <= high
-    better = None if was is None or now is None or was == now or chance else (now < was) == (name in falling)
+    falls = titles.get(name, ("", "high"))[1] == "low"
+    better = None if was is None or now is None or was == now or chance else (now < was) == falls
     return {"name": name, "before": was, "after": now, "low": low, "high": high, "better": better}
 
 
