@@ -144,11 +144,14 @@ def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
         advice = "The settings favour rare classes already: more rows of these classes may help." if done else advice
         yield "warning", f"Never predicted: {named}. {advice}"
 
-    difference, chance = record.difference("f1"), record.chance("f1")
-    if difference is not None and chance is not None:
-        text = f"F1 {units.signed(difference)} ± {units.number(chance)} (95 %) over {len(record.predictions):,} answers"
+    for score, title, better in (("f1", "F1", 1), ("wer", "word error rate", -1)):
+        difference, chance = record.difference(score), record.chance(score)
+        if difference is None or chance is None:
+            continue
+        change = f"{title} {units.signed(difference)} ± {units.number(chance)}"
+        text = f"{change} (95 %) over {len(record.predictions):,} answers"
         if abs(difference) > chance:
-            tone: Tone = "good" if difference > 0 else "warning"
+            tone: Tone = "good" if better * difference > 0 else "warning"
             yield tone, f"The answers changed by more than chance: {text}."
         else:
             rows = (manifest.get("data", {}).get("held_out") or {}).get("rows", 0)

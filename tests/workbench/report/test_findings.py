@@ -193,6 +193,20 @@ def test_the_answers_difference_comes_with_its_chance(after: list[float], words:
 
 
 @pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ([0.1, 0.0, 0.2, 0.1], "[good] The answers changed by more than chance: word error rate -0.400 ±"),
+        ([0.9, 0.8, 1.0, 0.9], "[warning] The answers changed by more than chance: word error rate +0.400 ±"),
+        ([0.0, 0.9, 0.1, 0.9], "[warning] The change of the answers may be chance: word error rate -0.025 ±"),
+    ],
+)
+def test_an_error_rate_is_better_where_it_falls(after: list[float], words: str) -> None:
+    before = [0.5, 0.5, 0.5, 0.5]
+    scores = {"before": {"wer": 0.5}, "after": {"wer": sum(after) / 4}}
+    assert words in said(record(scores=scores, predictions={"wer_before": before, "wer_after": after}))
+
+
+@pytest.mark.parametrize(
     ("train", "words"),
     [
         ({"rows": 100, "truncated": 12}, "12 % of the training examples were cut at 256 tokens."),
