@@ -388,10 +388,16 @@ def sentence(facts: Mapping[str, Any], *, after: float | None = None) -> str:
     if "linear" not in facts:
         return ""
     run = "" if after is None else f"; this run {after:.2f}"
+    enough = " What it knew before is as good as the run." if is_enough(facts, after) else ""
     return (
         f"The frozen backbone alone: k-NN {facts['neighbours']:.2f}, linear probe {facts['linear']:.2f}{run} "
-        f"({facts['train']:,} training rows, {facts['others']:,} others)."
+        f"({facts['train']:,} training rows, {facts['others']:,} others).{enough}"
     )
+
+
+def is_enough(facts: Mapping[str, Any], after: float | None) -> bool:
+    """Whether a simple classifier over the frozen backbone's features is right as often as the run."""
+    return "linear" in facts and after is not None and max(facts["neighbours"], facts["linear"]) >= after
 
 
 def _parameters(config: RunConfig, task: ModelHead) -> int:

@@ -125,7 +125,7 @@ def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
         text = f"With the pictures of other rows the answers' F1 is {blind:.2f}, with their own {after['f1']:.2f}"
         yield "plain", f"{text}: that is what pictures are worth."
     if text := frozen_features.sentence(record.probe, after=after.get("accuracy")):
-        yield "plain", text
+        yield "warning" if frozen_features.is_enough(record.probe, after.get("accuracy")) else "plain", text
     if facts := manifest.get("simple_baseline"):
         behind, text = simple_baseline.sentence(facts)
         yield "warning" if behind else "plain", text

@@ -283,6 +283,8 @@ def test_neighbours_are_the_nearest_training_rows(rows: tuple[RowReader, Labelle
     facts = found.facts
     assert (facts["train"], facts["others"], facts["compared"], facts["rows"]) == (80, 40, 80, 80)
     assert 0 < facts["linear"] <= 1 and "linear probe 0." in frozen_features.sentence(facts, after=0.9)
+    best = max(facts["linear"], facts["neighbours"])
+    assert frozen_features.is_enough(facts, best) and not frozen_features.is_enough(facts, best + 0.01)
 
 
 def test_rows_of_a_fold_are_compared_with_those_of_others(rows: tuple[RowReader, LabelledSet, LabelledSet]) -> None:

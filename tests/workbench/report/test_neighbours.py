@@ -39,6 +39,7 @@ def test_a_mistake_of_text_stands_beside_its_neighbours(tmp_path: Path) -> None:
     assert "&lt;i&gt;near&lt;/i&gt;" in page and "<i>near" not in page and "0.88" in page
     assert "Most like it among the training rows (40 of 90 were looked at)" in page
     assert "The frozen backbone alone: k-NN 0.50, linear probe 0.62; this run 0.33 (40 training rows" in page
+    assert "What it knew before is as good as the run." in page
 
 
 def test_a_mistaken_picture_stands_beside_its_neighbours(tmp_path: Path) -> None:
