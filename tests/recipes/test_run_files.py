@@ -12,7 +12,7 @@ from tests.scripts.shown_commands import inline
 
 PAGE = Path(__file__).parents[2] / "recipes" / "run_files.md"
 SHORT = ("train.steps=2", "data.limit=60", "evaluate.every=1", "evaluate.answers=2", "evaluate.max_new_tokens=2")
-FOLDS = ("train.steps=1", "data.limit=60", "folds.k=2")
+FOLDS = ("train.steps=1", "data.limit=300", "folds.k=2")
 
 
 def left_out(run: Path) -> set[str]:
