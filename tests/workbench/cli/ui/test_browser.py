@@ -458,7 +458,7 @@ def test_a_run_is_stopped_and_goes_on(page: Any, folder: Path) -> None:
         _until(page, f"{status} === 'stopped'", seconds=120)
         steps = len((folder / "stopped" / "metrics.jsonl").read_text().splitlines())
         assert 1 <= steps < 400 and list((folder / "stopped" / "checkpoints").iterdir())
-        page.get_by_role("button", name="Resume").click()
+        page.get_by_role("button", name="Resume", exact=True).click()  # not the command of that name, to copy
         page.wait_for_selector("h2:has-text('What job')")
         page.goto(address.partition("#")[0] + "#/run/stopped")
         _until(page, f"{status} === 'done'", seconds=240)
