@@ -81,6 +81,7 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
         keys = [record.key for record in data.held_out.records]
         distill_control.tell_trained_on(source, run, callback, keys, trained_on)
     distill_control.require_useful(config, source.name, scores["teacher"], student.guessed())
+    distill_control.tell_guessing(source.name, scores["teacher"], student.guessed(), run, callback)
     control = distill_control.trained(config, source, student, more=len(extra or ()))
     losses = {"teacher": scores["teacher"]["loss"], "guess": student.guessed()["loss"]}
     supervise = _supervise(config, base, source, data, extra, teacher_outputs)

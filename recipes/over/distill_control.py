@@ -144,6 +144,27 @@ def require_useful(
         )
 
 
+GUESSES = 0.98
+"""Factor of the loss of guessing that a teacher which is right by chance has to be below, or it is told."""
+
+
+def tell_guessing(
+    name: str, teacher: Mapping[str, float], guess: Mapping[str, float], run: Run, callback: Callback
+) -> None:
+    """Say, and note for the page, where a teacher of classes or tags knows no more of held-out rows than guessing."""
+    by_chance = teacher.get("accuracy_low", 1.0) <= guess.get("accuracy", 0.0)  # both have one, but for numbers
+    if not by_chance or teacher["loss"] <= GUESSES * guess["loss"]:
+        return
+    theirs, others = (f"accuracy {each['accuracy']:.3g} and loss {each['loss']:.3g}" for each in (teacher, guess))
+    sentence = (
+        f"The teacher, {name}, knows no more of the held-out rows than guessing: {theirs}, and guessing {others}. "
+        "What it teaches may be noise; distill.control=true measures what it is worth."
+    )
+    if run.ranks.first:
+        run.note(told=[*dict.fromkeys([*(run.manifest.get("told") or ()), sentence])])  # once, of a resumed run, too
+    callback.say(sentence)
+
+
 def tell_trained_on(
     source: TeacherSource,
     run: Run,

@@ -104,6 +104,7 @@ def teach(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, c
         if split in sets
     }
     distill_control.require_useful(config, source.name, scores["teacher"], student.guessed())
+    distill_control.tell_guessing(source.name, scores["teacher"], student.guessed(), run, callback)
     run.note(distill={**source.facts, "teacher_loss": scores["teacher"]["loss"]})
     keys = [row.words for row in data.splits.held_out.rows]
     distill_control.tell_trained_on(

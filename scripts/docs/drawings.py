@@ -95,7 +95,7 @@ def global_batch() -> Drawing:
     drawing = Drawing("A global batch: the same rows and the same divisor, however they are cut", 860, 270)
     drawing.box(20, 96, 150, 78, "data, seed, step", "decide the rows")
     drawing.arrow((170, 135), (210, 135))
-    drawing.box(210, 96, 140, 78, "global batch", "32 rows, 4,180", "supervised tokens")
+    drawing.box(210, 96, 140, 78, "global batch", "32 rows with T", "supervised tokens")
     cuts = (("one device, one pass", (32,)), ("one device, four passes", (8,) * 4), ("two devices, two each", (8,) * 4))
     for place, (name, sizes) in enumerate(cuts):
         y = 22 + 82 * place
@@ -105,7 +105,7 @@ def global_batch() -> Drawing:
             width = 200 / len(sizes)
             drawing.box(400 + at * width, y, width - 4, 54, str(size), kind="trains")
         drawing.arrow((600, y + 27), (625, y + 27), (625, 135), (660, 135))
-    drawing.box(660, 96, 180, 78, "sum of losses / 4,180", "one gradient,", "one step", kind="kept")
+    drawing.box(660, 96, 180, 78, "sum of losses / T", "one gradient,", "one step", kind="kept")
     return drawing
 
 

@@ -106,11 +106,15 @@ def _row_table(title: str, table: Any, names: list[str]) -> RowTable:
 
 def embed_verdict(run: RunRecord) -> str:
     """Outcome of a run that was scored, in one sentence."""
-    name = next((name for name in run.titles if name in run.scores.get("before", {})), None)
-    if name is not None:
+    if (name := _decisive(run)) is not None:
         return f"{_moved(run, name)}."
     before, after = (run.scores[when]["loss"] for when in ("before", "after"))
     return f"Held-out loss went from {before:.2f} to {after:.2f}."
+
+
+def _decisive(run: RunRecord) -> str | None:
+    """The first score with a title that was measured before and after."""
+    return next((name for name in run.titles if run.difference(name) is not None), None)
 
 
 def _moved(run: RunRecord, name: str) -> str:
@@ -124,7 +128,8 @@ def _moved(run: RunRecord, name: str) -> str:
 
 def tag_verdict(run: RunRecord) -> str:
     """Outcome of a run that was scored, in one sentence: its main score, and that of always the most frequent tag."""
-    name = next(name for name in run.titles if name in run.scores["before"])
+    if (name := _decisive(run)) is None:
+        return embed_verdict(run)
     guessed = run.scores["before"][name]
     return f"{_moved(run, name)}; always the most frequent tag gives {guessed:.3f}."
 

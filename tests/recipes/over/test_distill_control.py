@@ -22,6 +22,19 @@ from workbench.distillation import teacher_sources
 from workbench.errors import ConfigError, Stopped
 from workbench.recipes.over import distill_control
 from workbench.report import run_record, teacher_worth
+from workbench.runs.run_directory import Run
+from workbench.training.callbacks import Silent
+
+
+class Said(Silent):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
 
 KINDS = {"apple": "red", "sky": "blue", "tree": "green", "night": "black", "snow": "white", "rain": "grey"}
 
@@ -162,6 +175,23 @@ def test_a_teacher_is_refused_that_is_right_by_chance_and_surer_than_guessing(
         return
     with pytest.raises(ConfigError, match=r"scores worse .* than guessing: accuracy .*distill.control=true"):
         distill_control.require_useful(config, "t", teacher, start)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "told"),
+    [
+        ({"accuracy": 0.02, "accuracy_low": 0.01, "loss": 3.5}, True),
+        ({"accuracy": 0.06, "accuracy_low": 0.03, "loss": 2.99}, True),
+        ({"accuracy": 0.06, "accuracy_low": 0.03, "loss": 2.5}, False),
+        ({"accuracy": 0.20, "accuracy_low": 0.15, "loss": 3.1}, False),
+    ],
+)
+def test_a_teacher_that_guesses_is_told(teacher: dict[str, float], told: bool, tmp_path: Path) -> None:
+    """The first is that of CLINC150 whose labels were shuffled: 3 % above the loss of guessing, and not refused."""
+    said, run = Said(), Run(tmp_path, None, resumed=False)
+    distill_control.tell_guessing("t", teacher, {"accuracy": 0.05, "loss": 3.0}, run, said)
+    assert bool(said.lines) is told
+    assert run.manifest.get("told") == (said.lines or None)
 
 
 @pytest.mark.slow
