@@ -49,6 +49,31 @@ def test_deepspeed_holds_what_the_paper_counts_and_more(contents: Contents, stag
         assert held[sharded_memory.OPTIMIZER] * 8 == pytest.approx(whole[sharded_memory.OPTIMIZER], rel=0.01)
 
 
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_estimators_of_other_tools_say_the_same_of_what_they_count(devices: int) -> None:
+    from accelerate.commands.estimate import estimate_training_usage
+    from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+
+    contents = replace(PAPER, gradient=4)  # micro-batches add up in float32
+    count = contents.trainable
+    usage = estimate_training_usage(4 * count, "bfloat16")
+    alone = sum(sharded_memory.states(contents, on(0), devices=1, passes=2).device.values())
+    assert alone == pytest.approx(usage["model"] + usage["optimizer"] + usage["gradients"], rel=1e-3)
+    moments = [sharded_memory.states(contents, on(2), devices=devices, moment=each, passes=2) for each in MOMENTS]
+    _, theirs = estimate_zero2_model_states_mem_needs(count, devices, cpu_offload=False)
+    assert max(sum(each.device.values()) for each in moments) == pytest.approx(theirs, rel=0.01)
+
+
+def test_a_tensor_above_what_may_be_whole_at_once_is_whole_all_the_same() -> None:
+    embedding, layer = 525_336_576, 58_720_256  # of an 8B
+    for own in (Contents((embedding, layer), 2), Contents((layer,), 2, frozen=((embedding, 2 * embedding),))):
+        held = sharded_memory.states(own, on(3), devices=8, moment="forward").device[GATHERED]
+        assert held == 2 * embedding
+    every = Contents((layer,) * 9, 2)
+    held = sharded_memory.states(every, on(3), devices=8, moment="forward").device[GATHERED]
+    assert held == 2 * sharded_memory.LIVE
+
+
 def test_shares_cover_everything_and_pad_little() -> None:
     for devices in (1, 2, 3, 7):
         for stage in (1, 2, 3):
