@@ -24,12 +24,12 @@ from accelerate.commands.estimate import estimate_training_usage
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
-from workbench.config.sections.distributed_config import DistributedConfig
+from workbench.config.sections.distributed_config import DistributedConfig, Place
 from workbench.planning import sharded_memory
 from workbench.planning.sharded_memory import GRADIENTS, MASTERS, MOMENTS, OPTIMIZER, WEIGHTS, Contents
 from workbench.recipes.verbs.plans import plan as plans
 
-CPU, NONE = "cpu", "none"
+CPU: Place = "cpu"
 LAYOUTS = {
     "each device all": DistributedConfig(zero=0),
     "ZeRO 2": DistributedConfig(zero=2),

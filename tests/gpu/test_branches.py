@@ -21,7 +21,7 @@ from workbench.errors import BackboneError, ConfigError
 from workbench.losses.chunked_loss import CHUNK_ELEMENTS, MEMORY_SHARE, _chunk_elements
 from workbench.losses.next_token import next_token
 from workbench.losses.token_log_probs import token_log_probs
-from workbench.models import attention_backend, backbones, liger_kernels
+from workbench.models import attention_backend, backbones, flash_kernels, liger_kernels
 from workbench.planning import step_time
 from workbench.recipes.verbs import doctor
 from workbench.runs.run_directory import hardware
@@ -117,6 +117,14 @@ def test_packed_rows_see_themselves_alone(dtype: torch.dtype, heads: int) -> Non
     cpu, here = on_both(attend, *rows)
     close = 0.05 if dtype == torch.bfloat16 else 1e-4
     torch.testing.assert_close(here, cpu, rtol=close, atol=close)
+
+
+@pytest.mark.skipif(not HERE, reason="no accelerator here, so no kernel of flash attention")
+def test_the_flash_attention_that_computes_here_agrees_with_float32() -> None:
+    """torch's own, or the newer one that is installed for this card."""
+    said = flash_kernels.activate(DEVICE, torch.bfloat16, dropout=False)
+    assert said is None or said.startswith("attention by")
+    assert flash_kernels.difference_from_float32(DEVICE) < flash_kernels.LEAST_LIKE
 
 
 def test_what_packs_unasked() -> None:

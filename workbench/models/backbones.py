@@ -33,7 +33,7 @@ from workbench.config.sections.distill_config import TEACHER
 from workbench.data import starter
 from workbench.errors import BackboneError, WorkbenchError, out_of_memory
 from workbench.losses.chunked_loss import planned_bfloat16
-from workbench.models import arriving_weights, attention_backend, pictures, sounds, weight_formats
+from workbench.models import arriving_weights, attention_backend, flash_kernels, pictures, sounds, weight_formats
 from workbench.models.backbone_source import UNREACHABLE, gguf_file, require_whole, source_arguments, source_path
 from workbench.runs import provenance
 
@@ -399,6 +399,8 @@ def load(
         notes += weight_formats.notes(model, weights)
     notes += anatomy.about_towers(model)
     model = _prepared(model, fresh, stored, compute)
+    if model.config.get_text_config()._attn_implementation == "sdpa":
+        notes += filter(None, [flash_kernels.activate(device(), compute, dropout=config.dropout)])
     return Backbone(model, weights, compute, weight_formats.weight_bytes(model), notes)
 
 
@@ -538,17 +540,15 @@ def _precision(
 
 def _attention(config: ModelConfig, compute: torch.dtype, target: torch.device) -> str | None:
     """The attention backend to request; None: transformers takes sdpa where the family has it, else eager."""
-    flash = target.type == "cuda" and compute != torch.float32 and is_flash_attn_2_available()
-    if config.attention == "flash_attention_2" and not flash:
+    usable = target.type == "cuda" and compute != torch.float32 and is_flash_attn_2_available()
+    if config.attention == "flash_attention_2" and not usable:
         raise BackboneError(
             "model.attention=flash_attention_2 needs a CUDA device, half precision and the package flash-attn. "
             "Write model.attention=auto."
         )
     if config.attention == "flex_attention" and target.type == "cpu":
         raise BackboneError("model.attention=flex_attention has no gradients on a CPU. Write model.attention=auto.")
-    if config.attention != "auto":
-        return config.attention
-    return "flash_attention_2" if flash else None
+    return None if config.attention == "auto" else config.attention
 
 
 def file_digests(model: ModelConfig) -> dict[str, str]:

@@ -83,8 +83,9 @@ class ModelConfig(Section):
     and multiplied dense, which saves neither time nor memory: it is for an adapter to a backbone that is sparse where
     it will be served. Magnitudes are compared in bfloat16, so that float32 and bfloat16 lose the same weights."""
     attention: Literal["auto", "sdpa", "flash_attention_2", "flex_attention", "eager"] = "auto"
-    """Attention kernel. `auto`: flash-attention 2 where installed and usable, sdpa otherwise. Why: kernels differ in
-    time and memory, and in results by rounding alone."""
+    """Attention kernel. `auto`: torch's own (sdpa) where the family has it, which is flash attention on a GPU, by the
+    packages of FlashAttention 3 or 4 where they are installed for its generation; packed rows and servers need it.
+    Why: kernels differ in time and memory, and in results by rounding alone."""
     chat_template: Path | None = None
     """A Jinja file that replaces the tokenizer's chat template."""
     new_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ()
