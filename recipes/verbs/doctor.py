@@ -17,7 +17,7 @@ import torch
 from packaging.requirements import Requirement
 
 from workbench.adapters.precision import fp8_layers
-from workbench.models import backbones
+from workbench.models import backbones, flash_kernels, optional_kernels
 from workbench.runs import run_directory
 from workbench.runs.files import cache_folder
 
@@ -66,6 +66,7 @@ def examine() -> list[MachineFact]:
         memory,
         disks,
         quantisation,
+        kernels,
         extras,
     ]
     facts = [finding for check in checks for finding in check()]
@@ -273,6 +274,19 @@ def quantisation() -> Iterator[MachineFact]:
     multiplied = "multiplied" if fp8_layers.multiplies(backbones.device()) else "emulated"
     yield MachineFact("fp8", f"products are {multiplied} here")
     yield MachineFact("nf4, int8", f"work; largest error of nf4 {error:.2f} of the largest value")
+
+
+def kernels() -> Iterator[MachineFact]:
+    """Optional kernels for the GPUs that are here."""
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        return
+    generation = torch.cuda.get_device_capability()[0]
+    fitting = [each for each in optional_kernels.KERNELS if each.generation in (None, generation)]
+    there = [each for each in fitting if flash_kernels.installed(each.imports)]
+    lacking = [f"{each.package} for {each.computes}" for each in fitting if each not in there]
+    versions = (f"{each.package} {optional_kernels.version(each)}".strip() for each in there)
+    told = [", ".join(versions) or "none", f"not installed: {', '.join(lacking)}"]
+    yield MachineFact("optional kernels", "; ".join(told[: 1 + bool(lacking)]))
 
 
 def extras() -> Iterator[MachineFact]:

@@ -33,7 +33,15 @@ from workbench.config.sections.distill_config import TEACHER
 from workbench.data import starter
 from workbench.errors import BackboneError, WorkbenchError, out_of_memory
 from workbench.losses.chunked_loss import planned_bfloat16
-from workbench.models import arriving_weights, attention_backend, flash_kernels, pictures, sounds, weight_formats
+from workbench.models import (
+    arriving_weights,
+    attention_backend,
+    flash_kernels,
+    optional_kernels,
+    pictures,
+    sounds,
+    weight_formats,
+)
 from workbench.models.backbone_source import UNREACHABLE, gguf_file, require_whole, source_arguments, source_path
 from workbench.runs import provenance
 
@@ -401,6 +409,7 @@ def load(
     model = _prepared(model, fresh, stored, compute)
     if model.config.get_text_config()._attn_implementation == "sdpa":
         notes += filter(None, [flash_kernels.activate(device(), compute, dropout=config.dropout)])
+    notes += filter(None, [optional_kernels.advice(model, device())])
     return Backbone(model, weights, compute, weight_formats.weight_bytes(model), notes)
 
 

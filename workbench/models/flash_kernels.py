@@ -41,6 +41,14 @@ LEAST_LIKE = 0.02
 """Largest distance of outputs or gradients from float32's, as a share of their norm; rounding to bfloat16 is 0.004."""
 
 
+def installed(package: str) -> bool:
+    """Whether there is such a package, without importing more than its parents."""
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of a parent
+        return False
+
+
 def activate(device: torch.device, compute: torch.dtype, *, dropout: bool) -> str | None:
     """Let torch compute attention by the newest version that is installed for this card, once in a process.
 
@@ -60,16 +68,9 @@ def activate(device: torch.device, compute: torch.dtype, *, dropout: bool) -> st
 @cache
 def _installed(generation: int, device: torch.device) -> str | None:
     for name, newer in NEWER.items():
-        if newer.generation == generation and _found(newer.package):
+        if newer.generation == generation and installed(newer.package):
             return _replaced(name, newer, device)
     return None
-
-
-def _found(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:  # of a parent
-        return False
 
 
 def _replaced(name: str, newer: Newer, device: torch.device, difference: Callable[..., float] | None = None) -> str:

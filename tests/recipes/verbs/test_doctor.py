@@ -118,6 +118,17 @@ def test_gpus_that_do_not_reach_each_other_are_named_and_the_slowest_link_is_tol
     assert list(doctor.links()) == []
 
 
+def test_optional_kernels_for_the_generation_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor.torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(doctor.flash_kernels, "installed", lambda package: package == "flash_attn_interface")
+    (found,) = doctor.kernels()
+    assert found.fact.startswith("FlashAttention 3; not installed: liger-kernel for norms") and not found.cure
+    assert "causal-conv1d for short convolutions" in found.fact and "FlashAttention 4" not in found.fact
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
+    assert list(doctor.kernels()) == []
+
+
 def test_full_disks_and_little_shared_memory_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage(64 << 20, 0, 10**9))

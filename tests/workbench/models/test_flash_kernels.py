@@ -33,7 +33,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from torch.nn.attention import _registry
 
     asked: list[str] = []
-    monkeypatch.setattr(flash_kernels, "_found", lambda package: True)
+    monkeypatch.setattr(flash_kernels, "installed", lambda package: True)
     for name in flash_kernels.NEWER:
 
         def register(name: str = name) -> Any:
