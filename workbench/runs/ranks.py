@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,8 @@ T = TypeVar("T")
 _Tensor = TypeVar("_Tensor", bound="Tensor")
 
 WAIT = timedelta(days=1)
-"""How long a process waits for another one that lives, and may score or save; that one has died is noticed at once."""
+"""How long a process waits between steps for another one that lives, and may score or save. That one has died, or came
+to another line, is noticed at once."""
 STEP = timedelta(minutes=30)
 """How long it waits within an optimizer step, to which all come together."""
 LOOK = 1.0
@@ -60,19 +62,14 @@ class Ranks:
 
         if self.alone:
             return value
+        self._met(None)
         payload = [value]
         dist.broadcast_object_list(payload, src=0)
         return payload[0]
 
     def gathered(self, value: T) -> list[T]:
         """The values of all processes, by rank."""
-        import torch.distributed as dist
-
-        if self.alone:
-            return [value]
-        by_rank: list[Any] = [None] * self.world
-        dist.all_gather_object(by_rank, value)
-        return by_rank
+        return [value] if self.alone else self._met(value)
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is set in any process."""
@@ -89,10 +86,31 @@ class Ranks:
 
     def wait(self) -> None:
         """Wait until all processes are here."""
+        if not self.alone:
+            self._met(None)
+
+    def _met(self, value: Any) -> list[Any]:
+        """What each process brings to this line of whoever calls.
+
+        Raises:
+            TrainingError: One of them came to another line: they would take each other's values for their own.
+        """
         import torch.distributed as dist
 
-        if not self.alone:
-            dist.barrier()
+        caller = sys._getframe(1)
+        while caller.f_code.co_filename == __file__ and caller.f_back is not None:
+            caller = caller.f_back
+        by_rank: list[Any] = [None] * self.world
+        dist.all_gather_object(by_rank, (f"{caller.f_globals['__name__']}, line {caller.f_lineno}", value))
+        lines = [line for line, _ in by_rank]
+        if len({*lines}) > 1:
+            met = "; ".join(f"process {rank} to {line}" for rank, line in enumerate(lines))
+            raise TrainingError(
+                f"The processes came to different lines, where all have to meet: {met}.\n  They ran into different "
+                "branches, from files or settings that differ between machines. The last checkpoint is whole: write "
+                "--resume."
+            )
+        return [each for _, each in by_rank]
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
