@@ -143,7 +143,7 @@ class FleetTraining:
         if member.error is not None:
             self.errors.append(member.error)
             return
-        run.note(batch={"tokens_per_device": self.trainer.tokens, "steps": member.total})
+        run.note(batch=self.trainer.batch_facts(member))
         run.note(status="trained", peak_bytes=peak_bytes(self.trainer.device))
         with self.trainer.final_values(bank_name):
             if run.ranks.first:

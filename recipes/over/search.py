@@ -141,7 +141,7 @@ class WaveTraining:
                 entry.run.note(status="failed", reason=str(member.error))
                 yield number, math.inf
             elif self.shares[number] == 1:
-                entry.run.note(batch={"tokens_per_device": trainer.tokens, "steps": member.total})
+                entry.run.note(batch=trainer.batch_facts(member))
                 with trainer.final_values(name):
                     if run.ranks.first:
                         loaded.save(entry.run.adapter, partial(loaded.bank.save, name))

@@ -196,8 +196,7 @@ def together(task: SweepTask, run: Run, entries: Sequence[SweepMember], callback
     for member, entry in zip(members, entries, strict=True):
         if trainer.members[member].error is not None:
             continue
-        facts = trainer.arrangement.facts()
-        entry.run.note(batch=dict(tokens_per_device=trainer.tokens, steps=trainer.members[member].total, **facts))
+        entry.run.note(batch=trainer.batch_facts(trainer.members[member]))
         with trainer.final_values(member):
             if entry.run.ranks.first:
                 loaded.save(entry.run.adapter, partial(loaded.bank.save, member))

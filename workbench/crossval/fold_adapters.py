@@ -273,8 +273,7 @@ def fold_bank(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], ca
     ]
     names = {member: each.name for each, member in zip(fold_tasks, together.members, strict=True)}
     progress = BankProgress(callback, names)
-    # A resumed run keeps its first number of tokens, which decides the last bits of a sum.
-    tokens = run.manifest.get("batch", {}).get("tokens_per_device") or max(
+    tokens = max(
         capacity.tokens_per_device(
             each.config,
             each.train,
@@ -285,7 +284,6 @@ def fold_bank(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], ca
         )
         for each in train_tasks
     )
-    run.note(batch={"tokens_per_device": tokens})
     trainer = BankTrainer(
         together,
         train_tasks,
@@ -295,12 +293,11 @@ def fold_bank(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], ca
         objectives=[criterion(context.config.classes, from_numpy(each.train.targets_NC)) for each in fold_tasks],
         predict=model.outputs,
         compute=backbone.compute,
-        tokens=int(tokens),
+        tokens=tokens,
         callback=progress,
         label_losses=class_losses(context.labels.kind),
         reads_packed=model.reads_packed(context.config.adapter),
     )
-    run.note(batch={**run.manifest["batch"], **trainer.arrangement.facts()})
     return FoldBank(trainer, model, train_tasks, progress)
 
 
@@ -315,6 +312,7 @@ def _together(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], ca
     for task, error in zip(train_tasks, (each.error for each in fit.members.values()), strict=True):
         if error is not None:
             raise TrainingError(f"{task.run.path.name}: {error}")
+    run.note(batch=fit.batch_facts(next(iter(fit.members.values()))))
     for task, member in zip(train_tasks, fit.members, strict=True):
         if member in fit.visits:
             training_dynamics.write(task.run.path, fit.visits[member].visits(), task.train)

@@ -164,12 +164,14 @@ class ActivationKeeping:
         *,
         remembered: capacity.Remembered,
         together: Ranks | None = None,
+        device: torch.device | None = None,
     ) -> int:
         """Number of tokens with which a forward and backward pass over the longest rows fits in memory.
 
         Args:
             trial: Such a pass, over some rows.
             together: The processes that compute each pass together; None: this one computes alone.
+            device: Where they compute; None: that from which inputs of blocks may be offloaded.
 
         Raises:
             TrainingError: not even one row fits.
@@ -182,7 +184,7 @@ class ActivationKeeping:
         order = (-train.lengths).argsort(kind="stable")
         longest = int(train.lengths[order[0]])
         if together is not None:
-            return self._largest_foreseen(tokens, train, trial, remembered, together)
+            return self._largest_foreseen(tokens, train, trial, remembered, together, device or self._device)
 
         def compute(fewer: int) -> int:
             trial(order[: max(1, fewer // longest)])
@@ -203,14 +205,15 @@ class ActivationKeeping:
         trial: Callable[[Indices], None],
         remembered: capacity.Remembered,
         together: Ranks,
+        device: torch.device | None,
     ) -> int:
-        assert self._device is not None
+        assert device is not None
         longest = int(train.lengths.max())
         passes = capacity.growing_passes(train.lengths, tokens=tokens)
         most = longest * len(passes[-1])
         while True:
             upcoming, least = self._following(longest)
-            fits = capacity.largest_foreseen(passes, train, trial, device=self._device, ranks=together)
+            fits = capacity.largest_foreseen(passes, train, trial, device=device, ranks=together)
             if fits >= min(most, least) or upcoming is None:
                 break
             self._take(upcoming)

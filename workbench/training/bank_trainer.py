@@ -225,16 +225,60 @@ class BankTrainer:
         self.ahead = None
 
     def prepare(self) -> None:
-        """Set training mode, noise, kernels and activation checkpointing.
+        """Set training mode, noise, kernels, activation checkpointing and the size of micro-batches.
 
         Raises:
             ConfigError: The backbone does not allow activation checkpointing.
+            TrainingError: Not even one row fits in memory.
         """
         self.masters.refresh()
-        self.keeping.begin(self.keeping.now)  # a bank that trained before keeps its way
+        begun = self.run.manifest.get("batch", {}) if self.run.resumed else {}
+        begun = begun if begun.get("members") == len(self.members) else {}  # else of an earlier bank of a search
+        self.keeping.begin(begun.get("checkpointing") or self.keeping.now)  # a bank that trained before keeps its way
         self.bank.train()
         kernels.install(self.freezer.backbone, self.config, self.device, self.run)
         forward_hooks.install(self.freezer.backbone, self.freezer.blocks, self.config.regularise)
+        if self.config.batch.tokens_per_device == "auto" and (remembered := begun.get("tokens_per_device")):
+            self.tokens = int(remembered)
+        elif not self.ranks.alone and self.config.batch.tokens_per_device == "auto":
+            self._take_what_fits()
+        for member in self.members.values():
+            member.task.run.note(batch=self.batch_facts(member))
+
+    def batch_facts(self, member: AdapterTrainer) -> dict[str, Any]:
+        """How a step of a member is computed, for its manifest and for a resumed run."""
+        how = dict(tokens_per_device=self.tokens, checkpointing=self.keeping.now, members=len(self.members))
+        return {**how, "steps": member.total, **self.arrangement.facts()}
+
+    def _take_what_fits(self) -> None:
+        """Find the largest micro-batch with which no process runs out of memory, before the first step.
+
+        Within a step one that did would leave the others waiting for its part of the backbone.
+        """
+        if not capacity.limits_steps(self.device):
+            return
+        name, member = max(self.members.items(), key=lambda each: int(each[1].task.train.lengths.max()))
+        train = member.task.train
+        remembered = capacity.Remembered(
+            self.config, int(train.lengths.max()), {"members": len(self.members)}, self.ranks.world
+        )
+
+        def trial(rows: Indices) -> None:
+            """A forward and a backward pass that teach nothing, beside what the optimizers will allocate."""
+            missing = sum(each.missing_state_bytes() for each in self.members.values())
+            state = torch.empty(missing, dtype=torch.uint8, device=self.device)
+            self.backward({name: member}, [OwnerRows(0, rows)], [0.0])
+            del state
+            self._forget_gradients()
+
+        self.tokens = self.keeping.largest_that_fits(
+            self.tokens, train, trial, remembered=remembered, together=self.ranks, device=self.device
+        )
+        forget_peak(self.device)  # of the longest rows together, which may never come in one step
+
+    def _forget_gradients(self) -> None:
+        for parameter in [*self.bank.model.parameters(), *self.masters]:
+            parameter.grad = None
 
     @contextmanager
     def final_values(self, name: str) -> Iterator[None]:
@@ -305,8 +349,10 @@ class BankTrainer:
                 f"device.\n  Write batch.tokens_per_device={tokens}{self.keeping.to_write} and another --out."
             )
         self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass{self.keeping.in_words}.")
-        for parameter in [*self.bank.model.parameters(), *self.masters]:
-            parameter.grad = None
+        self.tokens = tokens
+        for member in self.members.values():
+            member.task.run.note(batch=self.batch_facts(member))
+        self._forget_gradients()
         forget_peak(self.device)
         self.bank.train()  # blocks that are recomputed know it by their mode
 
