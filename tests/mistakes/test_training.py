@@ -214,7 +214,7 @@ BACKBONES = {
         LOAD,
         "model.id=./m: its weights are quantised already",
         "model.weights=nf4 quantises while loading",
-        backbone(changed("m/config.json", quantization_config={"quant_method": "hqq", "nbits": 4})),
+        backbone(changed("m/config.json", quantization_config={"quant_method": "spqr", "bits": 3})),
     ),
     "nothing to quantise": Case(
         f"{LOAD} model.weights=int8",

@@ -1,7 +1,7 @@
 """Backbones that arrive quantised: by `quant_method` of their config.json, how they are read and what they are here.
 
 bitsandbytes' stay packed: what this package packs itself while loading. FP8, MXFP4, compressed-tensors', torchao's,
-GPTQ and AWQ are dequantised while they are read, which is exact: an FP8 number times its block's scale.
+GPTQ, AWQ, HQQ and AQLM are dequantised while they are read, which is exact: an FP8 number times its block's scale.
 `model.weights=nf4` packs them again, each tensor as soon as it is dequantised. Over others nothing trains here.
 """
 
@@ -44,6 +44,8 @@ DEQUANTISED = {
     "torchao": Dequantised("torchao", "torchao", told=False),
     "gptq": Dequantised("GPTQ", integers=True),
     "awq": Dequantised("AWQ", integers=True),
+    "hqq": Dequantised("HQQ", integers=True),
+    "aqlm": Dequantised("AQLM", integers=True),
 }
 """By `quant_method`."""
 REPACKED = ("nf4", "fp4")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -201,7 +201,13 @@ COMPRESSED = {
 ARRIVING = {"fp8": in_fp8, "mxfp4": in_mxfp4, "torchao": by_torchao} | {
     scheme: partial(compressed, scheme=scheme, form=form) for scheme, form in COMPRESSED.items()
 }
-ARRIVING |= {method: partial(repository, how=Integers(method)) for method in ("gptq", "awq")}
+INTEGERS = {
+    "gptq": Integers("gptq"),
+    "awq": Integers("awq"),
+    "hqq": Integers("hqq", bits=3),
+    "aqlm": Integers("aqlm", bits=8, group=4, books=2),
+}
+ARRIVING |= {method: partial(repository, how=how) for method, how in INTEGERS.items()}
 
 
 @pytest.mark.nightly(but=["mxfp4", "torchao", "W4A16", "NVFP4A16"])
@@ -213,7 +219,7 @@ def test_it_is_dequantised_to_the_numbers_that_it_stands_for(
     loaded = backbones.load(ModelConfig(id=str(tmp_path), weights="bfloat16", compute="bfloat16"), None)
     assert wanted
     for name, value in wanted.items():
-        assert torch.equal(loaded.model.get_parameter(name), value), name
+        assert torch.equal(loaded.model.get_parameter(name), value.bfloat16()), name
 
 
 @pytest.mark.nightly(but=["fp8", "mxfp4", "torchao", "W4A16", "gptq"])
@@ -252,6 +258,25 @@ def test_a_run_over_it_trains_says_its_format_and_merges(
     found = merge(run, out=tmp_path / "merged")
     assert found.agreement.kl is not None and found.agreement.kl < 0.05
     assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("method", ["hqq", pytest.param("aqlm", marks=pytest.mark.slow)])
+def test_a_run_over_packed_integers_trains_and_merges_to_plain_weights(
+    method: str, short_stories: str, questions: Path, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(short_stories, dtype=torch.bfloat16)
+    wanted = repository(tmp_path / "model", INTEGERS[method], model)
+    AutoTokenizer.from_pretrained(short_stories).save_pretrained(tmp_path / "model")
+    run = trains(tmp_path, RECIPE, model=tmp_path / "model", train=questions)(name="run")
+    losses = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len([each for each in losses if "loss" in each]) == 2
+    found = merge(run, out=tmp_path / "merged")
+    assert found.agreement.kl is not None and found.agreement.kl < 0.05
+    assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    assert wanted
+    for name, value in wanted.items():
+        assert torch.cosine_similarity(merged[name].float().flatten(), value.flatten(), 0) > 0.9, name
 
 
 def test_what_cannot_be_is_refused_in_a_sentence(short_stories: str, tmp_path: Path) -> None:

@@ -175,9 +175,9 @@ def test_a_family_with_linear_layers_of_its_own_is_refused(weights: str, tmp_pat
 
 def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
     hub = tiny("Llama").config
-    hub.quantization_config = {"quant_method": "hqq", "nbits": 4}
+    hub.quantization_config = {"quant_method": "spqr", "bits": 3}
     hub.save_pretrained(tmp_path)
-    with pytest.raises(BackboneError, match=r"quantised already, by hqq, .* Take the repository that it was"):
+    with pytest.raises(BackboneError, match=r"quantised already, by spqr, .* Take the repository that it was"):
         backbones.skeleton(ModelConfig(id=str(tmp_path)))
 
 
