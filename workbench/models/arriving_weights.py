@@ -120,7 +120,9 @@ class Arrival:
                 reader.remove_quantization_config(model)
         vars(model).pop("_weight_conversions", None)  # by which transformers would quantise again what it saves
         if self.packed is None and stored == torch.float32:
-            model.float()  # transformers leaves what was not quantised in the precision of the files
+            # transformers leaves what was not quantised in the precision of the files, and refuses to cast itself where
+            # the rest was packed again, which is of integers and stays.
+            nn.Module.float(model)
 
     def describe(self, wanted: Any, model: PreTrainedModel) -> None:
         """Say in the settings by which a model without weights is packed how these are."""

@@ -260,6 +260,17 @@ def test_a_run_over_it_trains_says_its_format_and_merges(
     assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())
 
 
+def test_what_arrives_of_a_float32_backbone_is_packed_again(tmp_path: Path) -> None:
+    repository(tmp_path, INTEGERS["gptq"], tiny("Llama", hidden_size=64, intermediate_size=64))
+    again, wanted = (
+        backbones.load(ModelConfig(id=str(each), weights="nf4", compute="float32"), None)
+        for each in (tmp_path, tmp_path / "plain")
+    )
+    assert again.weight_bytes == wanted.weight_bytes
+    for name, value in wanted.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
+
+
 @pytest.mark.parametrize("method", ["hqq", pytest.param("aqlm", marks=pytest.mark.slow)])
 def test_a_run_over_packed_integers_trains_and_merges_to_plain_weights(
     method: str, short_stories: str, questions: Path, tmp_path: Path
