@@ -569,18 +569,27 @@ def file_digests(model: ModelConfig) -> dict[str, str]:
     return {model.id: str(getattr(hub_config(model), "_commit_hash", None) or model.revision or "main")}
 
 
+_PICKLES = {
+    "pytorch_model": "Take a copy with model.safetensors, or, if you trust its authors, load it with transformers and "
+    "write it with save_pretrained.",
+    "qmodel.pt": "It is HQQ's own format. Take the repository that it was made from: model.weights=nf4 quantises while "
+    "loading.",
+}
+"""By the first letters of a file of pickled weights, what to take in its place."""
+
+
 def require_weights(config: ModelConfig) -> None:
     """Refuse a folder whose weights cannot be read, as loading would; raises BackboneError. Reads headers alone."""
     folder = Path(source_path(config))
     if not folder.is_dir() or gguf_file(config) is not None:
         return
-    pickles = [file.name for file in folder.iterdir() if file.name.startswith("pytorch_model")]
-    if pickles and not any(folder.glob("*.safetensors")):
-        raise BackboneError(
-            f"model.id={config.id}: its weights are {pickles[0]}, a pickle, which can execute code when it is read. "
-            "Take a copy with model.safetensors, or, if you trust its authors, load it with transformers and write it "
-            "with save_pretrained."
-        )
+    if not any(folder.glob("*.safetensors")):
+        for start, cure in _PICKLES.items():
+            for file in folder.glob(f"{start}*"):
+                raise BackboneError(
+                    f"model.id={config.id}: its weights are {file.name}, a pickle, which can execute code when it is "
+                    f"read. {cure}"
+                )
     with loading_errors(config, "weights", "*.safetensors"):
         names = {"model.safetensors"}
         if (index := folder / "model.safetensors.index.json").exists() and not (folder / "model.safetensors").exists():

@@ -266,6 +266,7 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 BROKEN = {
     "pickle": ("pytorch_model.bin", b"\x80", "a pickle, which can execute code"),
     "pickled shards": ("pytorch_model.bin.index.json", b"{}", "a pickle, which can execute code"),
+    "HQQ's own": ("qmodel.pt", b"\x80", "a pickle, .* HQQ's own format. Take the repository that it was made from"),
     "nothing": ("README.md", b"", r"holds no weights"),
     "cut": ("model.safetensors", b"\x10\0\0\0\0\0\0\0{", "damaged weights"),
     "empty": ("model.safetensors", b"", "damaged weights"),
