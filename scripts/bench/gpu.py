@@ -1,9 +1,10 @@
-"""LoRA over Llamas of 1, 3 and 8 B parameters on one GPU: this workbench, TRL as it comes, TRL tuned, a raw torch loop.
+"""LoRA over Llamas of 1, 3 and 8 B parameters on one GPU: this workbench, TRL, Unsloth, a raw torch loop.
 
     python scripts/bench/gpu.py [CASE ...] [--seconds 500] [--out FOLDER] [--rehearse]
 
 A case is SHAPE-WEIGHTS-ROWS, such as 8b-nf4-2k: 1b, 3b, 8b; bf16, nf4; 2k, ragged (64 to 512 tokens), near (384 to
-512), 8k. Weights and tokens are random, made on the device; every token has loss. Every side is a process of its own.
+512), 8k. Weights and tokens are random, made on the device; every token has loss. Every side is a process of its own
+(gpu_sides.py), whose temporary files are in one folder, which goes with the call.
 Where memory runs out a side is tried again with fewer rows at once, and at last with checkpointing; the workbench finds
 that itself. Results are written as they come, to gpu.jsonl and gpu.md.
 """
@@ -11,12 +12,13 @@ that itself. Results are written as they come, to gpu.jsonl and gpu.md.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,14 +26,16 @@ from typing import Any
 import gpu_cases
 import torch
 from gpu_cases import Case
+from gpu_sides import SIDES
 
 HERE = Path(__file__).parent
-SIDES = ("workbench", "workbench packed", "TRL", "TRL tuned", "raw loop")
 LONGEST = 110
 """Seconds that one process may take."""
 WARM = 12.0
 """Seconds of warm steps."""
-COLUMNS = ("case", "side", "real tokens/s", "peak GB", "model FLOPs", "rows at once", "checkpointing")
+GIVEN = ("Liger", "packed", "checkpointing", "rows at once", "expandable segments")
+"""What a side was given."""
+COLUMNS = ("case", "side", *GIVEN, "real tokens/s", "peak GB", "reserved GB", "model FLOPs")
 HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
@@ -43,49 +47,42 @@ def main() -> None:
     machine = {"machine": _machine(), "bf16 matrix product, TFLOP/s": peak / 1e12}
     _write(out, machine)
     print(machine, flush=True)
-    for name in arguments.cases or gpu_cases.names():
-        case = gpu_cases.case(name, rehearsed=arguments.rehearse)
-        for side in arguments.sides:
-            if side == "workbench packed" and case.shortest == case.longest:
-                continue  # there is no padding
-            found = {"case": name, "side": side, **_measured(case, side, arguments, ends)}
-            if "rates" in found:
-                found |= _figures(case, found, peak)
-            _write(out, found)
-            print(_row(found), flush=True)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        for name in arguments.cases or gpu_cases.names():
+            case = gpu_cases.case(name, rehearsed=arguments.rehearse)
+            for side in arguments.sides:
+                if SIDES[side].packed and case.shortest == case.longest:
+                    continue  # there is no padding
+                found = {"case": name, "side": side, **_measured(case, side, arguments, ends, scratch)}
+                if "rates" in found:
+                    found |= _figures(case, found, peak)
+                _write(out, found)
+                print(_row(found), flush=True)
 
 
-def _measured(case: Case, side: str, arguments: argparse.Namespace, ends: float) -> dict[str, Any]:
+def _measured(case: Case, name: str, arguments: argparse.Namespace, ends: float, scratch: str) -> dict[str, Any]:
     """Figures of a side, or why there are none."""
-    told = "not tried"
-    for rows, checkpointing in _ways(case, side):
+    side, told = SIDES[name], "not tried"
+    if missing := [each for each in side.needs if importlib.util.find_spec(each) is None]:
+        return {"skipped": f"{missing[0]} is not installed here"}
+    environment = {**os.environ, "TMPDIR": scratch, **side.environment}
+    for rows, checkpointing in side.ways(case.rows) if side.ways else [(case.rows, False)]:
         left = min(LONGEST, ends - time.monotonic())
         if left < (5 if arguments.rehearse else 30):
             return {"skipped": f"no time left ({told}); run this case alone"}
-        words = [side, case.name, str(0.5 if arguments.rehearse else WARM), str(rows), str(int(checkpointing))]
+        words = [name, case.name, str(0.5 if arguments.rehearse else WARM), str(rows), str(int(checkpointing))]
         command = [sys.executable, str(HERE / "gpu_sides.py"), *words, *(["rehearse"] if arguments.rehearse else [])]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=left)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=left, env=environment)
         except subprocess.TimeoutExpired:
             return {"skipped": f"longer than {left:.0f} s"}
         if done.returncode:
             return {"skipped": f"status {done.returncode}", "told": done.stderr[-3000:]}
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         if "rates" in found:
-            return {**found, "rows_at_once": rows, "checkpointing": checkpointing}
+            return {"rows_at_once": rows, "checkpointing": checkpointing, **found}
         told = found["out_of_memory"]
     return {"skipped": f"out of memory: {told}"}
-
-
-def _ways(case: Case, side: str) -> Iterator[tuple[int, bool]]:
-    """Rows at once and checkpointing, in the order in which they are tried."""
-    fewer = max(1, case.rows // 4)
-    if side.startswith("workbench"):
-        yield case.rows, False
-    elif side == "TRL":
-        yield from ((case.rows, True), (fewer, True))
-    else:
-        yield from ((case.rows, False), (case.rows // 2, False), (fewer, False), (1, False), (fewer, True))
 
 
 def _figures(case: Case, measured: dict[str, Any], peak: float) -> dict[str, float]:
@@ -130,22 +127,22 @@ def _write(out: Path, result: dict[str, Any]) -> None:
 
 
 def _row(result: dict[str, Any]) -> str:
-    cells = [
-        result["case"],
-        result["side"] + (" + Liger" if result.get("liger") else ""),
-    ]
+    cells = [result["case"], result["side"]]
     if "skipped" in result:
-        return f"| {' | '.join([*cells, result['skipped']])} | | | | |"
-    own = result["side"].startswith("workbench")
-    cells += [f"{result['tokens_per_second']:,.0f}", f"{result['peak_bytes'] / 1e9:.1f}", f"{result['flop_share']:.1%}"]
-    cells += ["as fits", "as fits"] if own else [str(result["rows_at_once"]), str(result["checkpointing"]).lower()]
-    return f"| {' | '.join(cells)} |"
+        cells += [*[""] * len(GIVEN), result["skipped"]]
+    else:
+        facts = (result[name.lower().replace(" ", "_")] for name in GIVEN)
+        cells += [{True: "yes", False: "no"}[each] if isinstance(each, bool) else str(each) for each in facts]
+        cells += [f"{result['tokens_per_second']:,.0f}"]
+        cells += [f"{result[name] / 1e9:.1f}" for name in ("peak_bytes", "reserved_bytes")]
+        cells += [f"{result['flop_share']:.1%}"]
+    return f"| {' | '.join(cells + [''] * (len(COLUMNS) - len(cells)))} |"
 
 
 def _arguments() -> argparse.Namespace:
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("cases", nargs="*", metavar="CASE", choices=[*gpu_cases.names(), []], default=[])
-    found.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    found.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     found.add_argument("--seconds", type=float, default=500, help="after so many no other process is begun")
     found.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-results")))
     found.add_argument("--rehearse", action="store_true", help="tiny shapes")

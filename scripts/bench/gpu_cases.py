@@ -5,14 +5,17 @@ Legend: P parameters of the blocks' linear layers, H of the output head, S token
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from workbench.data import starter
 from workbench.data.batching import Indices, MicroBatch, Row, collate
 from workbench.models import weight_formats
 
@@ -96,6 +99,19 @@ def model(case: Case, device: torch.device) -> PreTrainedModel:
         for module in found.modules():
             weight_formats.pack(module, device)
     return found
+
+
+def saved(case: Case, device: torch.device) -> Path:
+    """Folder of the model in bfloat16 and of the starter's tokenizer, which is written where it is not there yet."""
+    folder = Path(tempfile.gettempdir()) / f"random-llama-{case.shape}"
+    if not folder.exists():
+        part = folder.with_suffix(".part")  # whoever is ended while it writes leaves no folder
+        model(replace(case, weights="bfloat16"), device).save_pretrained(part)
+        AutoTokenizer.from_pretrained(starter.FOLDER).save_pretrained(part)
+        part.rename(folder)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return folder
 
 
 class RandomRows:

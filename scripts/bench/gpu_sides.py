@@ -1,4 +1,4 @@
-"""One side of one case of scripts/bench/gpu.py, in a process of its own: trains, and prints a line of JSON.
+"""The sides of scripts/bench/gpu.py. As a command one side of one case: trains, and prints a line of JSON.
 
 python scripts/bench/gpu_sides.py SIDE CASE SECONDS ROWS_AT_ONCE CHECKPOINTING [rehearse]
 """
@@ -8,25 +8,38 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import os
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__" and sys.argv[1:2] == ["Unsloth"]:
+    # It patches transformers, PEFT and TRL where it is imported before them, and writes what it compiles.
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(Path(tempfile.gettempdir()) / "unsloth_compiled_cache"))
+    importlib.import_module("unsloth")
 
 import gpu_cases
 import torch
 from gpu_cases import ALPHA, RANK, STEPS, WARM_UP, Case, RandomRows
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
-from transformers import TrainerCallback
+from torch.utils.data import SequentialSampler
+from transformers import AutoTokenizer, TrainerCallback
+from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+from workbench.data import starter
 
 RATE = 1e-4
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-HAS_LIGER = importlib.util.find_spec("liger_kernel") is not None
+LIGER = importlib.util.find_spec("liger_kernel") is not None and DEVICE.type == "cuda"
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""All linear layers of a Llama."""
 
 
 class Clock:
@@ -34,8 +47,8 @@ class Clock:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self.liger = False
-        """Whether Liger's kernels ran."""
+        self.given = {"liger": "no", "packed": "no"}
+        """What the side was given, as the table tells it."""
         self._marks: list[float] = []
 
     def mark(self) -> bool:
@@ -126,7 +139,8 @@ def ours(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool, *, pa
             pass
         finally:
             run.close()
-        clock.liger = run.manifest["kernels"] == "liger"
+        clock.given = {"liger": _said(run.manifest["kernels"] == "liger"), "packed": _said(packed)}
+        clock.given |= dict.fromkeys(("rows_at_once", "checkpointing"), "as fits")
     return tokens
 
 
@@ -161,55 +175,108 @@ def raw(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool) -> lis
     return tokens
 
 
-def trl(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool, *, liger: bool = False) -> list[int]:
-    """TRL's trainer; with Liger-Kernel where `liger`."""
-    clock.liger = liger
-    from torch.utils.data import SequentialSampler
-    from transformers import AutoTokenizer
-    from trl.trainer.sft_config import SFTConfig
-    from trl.trainer.sft_trainer import SFTTrainer
+def trl(
+    case: Case, clock: Clock, rows_at_once: int, checkpointing: bool, *, liger: bool = False, packed: bool = False
+) -> list[int]:
+    """TRL's trainer, with Liger's kernels or rows packed by best fit where asked for.
 
-    from workbench.data import starter
+    A packed row has at most as many tokens as the longest row has, and a step about as many tokens as without packing.
+    Flash attention keeps the rows apart where it is installed, else sdpa under a mask of all pairs of tokens.
+    """
+    model: Any = gpu_cases.model(case, DEVICE)
+    settings: dict[str, Any] = {"gradient_checkpointing": checkpointing, "use_liger_kernel": liger}
+    if packed:
+        model.set_attn_implementation(_flash_attention() or "sdpa")
+        packed_rows = round(rows_at_once * case.row_lengths.mean() / case.longest)
+        settings |= {"packing": True, "packing_strategy": "bfd", "max_length": case.longest}
+        settings |= {"per_device_train_batch_size": max(1, packed_rows)}
+    tokens = _fine_tuned(model, case, clock, rows_at_once, settings, peft_config=_lora())
+    clock.given["liger"] = _said(liger)
+    if packed:
+        clock.given["packed"] += f", {_flash_attention() or 'dense masks: no flash-attn here'}"
+    return tokens
 
-    class InOrder(SFTTrainer):
-        """Takes the rows in their order, so that the tokens of each step are known."""
+
+def unsloth(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool) -> list[int]:
+    """Unsloth as its notebooks use it: its kernels, its checkpointing, its patches of TRL's trainer."""
+    language_model = importlib.import_module("unsloth").FastLanguageModel
+    model, tokenizer = language_model.from_pretrained(
+        str(gpu_cases.saved(case, DEVICE)),
+        max_seq_length=case.longest,
+        dtype=torch.bfloat16,
+        load_in_4bit=case.weights == "nf4",
+        use_exact_model_name=True,
+    )
+    model = language_model.get_peft_model(
+        model, r=RANK, lora_alpha=ALPHA, target_modules=LINEAR, use_gradient_checkpointing="unsloth"
+    )
+    clock.given["checkpointing"] = "unsloth"
+    return _fine_tuned(model, case, clock, rows_at_once, {}, processing_class=tokenizer)
+
+
+def _fine_tuned(
+    model: Any, case: Case, clock: Clock, rows_at_once: int, settings: dict[str, Any], **given: Any
+) -> list[int]:
+    """Train by TRL's trainer with these settings; returns the real tokens of each step, counted in what it computes."""
+    library: Any = importlib.import_module("trl")  # its trainer is Unsloth's, where that was imported
+    rows, packs = RandomRows(case).dataset(), settings.get("packing", False)
+    tokens, counted = list[int](), list[int | torch.Tensor]()
+
+    class Counting(library.SFTTrainer):  # type: ignore[misc]
+        """Counts tokens, and takes rows in their order, as the raw loop does, but packed ones, which lie by length."""
 
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
+            return super()._get_train_sampler(train_dataset) if packs else SequentialSampler(self.train_dataset)
+
+        def training_step(self, model: Any, inputs: dict[str, Any], *rest: Any) -> Any:
+            mask = inputs.get("attention_mask")
+            counted.append(inputs["input_ids"].numel() if mask is None else mask.sum())
+            clock.given["packed"] = "no" if mask is not None else "yes" if packs else "padding-free"
+            return super().training_step(model, inputs, *rest)
 
     class Marks(TrainerCallback):
         """Marks the steps."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop |= not clock.mark()
+            tokens.append(int(sum(counted)))
+            counted.clear()
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = SFTConfig(
-            output_dir=folder,
-            per_device_train_batch_size=rows_at_once,
-            gradient_accumulation_steps=-(-case.rows // rows_at_once),
-            gradient_checkpointing=checkpointing,
-            max_steps=STEPS,
-            max_length=None,
-            learning_rate=RATE,
-            lr_scheduler_type="constant",
-            use_liger_kernel=liger,
-            use_cpu=DEVICE.type == "cpu",
-            bf16=True,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            logging_steps=STEPS,
-        )
-        InOrder(
-            model=gpu_cases.model(case, DEVICE),
-            args=settings,
-            train_dataset=RandomRows(case).dataset(),
-            processing_class=AutoTokenizer.from_pretrained(starter.FOLDER),
-            peft_config=_lora(),
+        common = {
+            "output_dir": folder,
+            "per_device_train_batch_size": rows_at_once,
+            "gradient_accumulation_steps": -(-case.rows // rows_at_once),
+            "max_steps": STEPS,
+            "max_length": None,
+            "learning_rate": RATE,
+            "lr_scheduler_type": "constant",
+            "use_cpu": DEVICE.type == "cpu",
+            "bf16": True,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "logging_steps": STEPS,
+        }
+        Counting(
+            model=model,
+            args=library.SFTConfig(**common | settings),
+            train_dataset=rows,
             callbacks=[Marks()],
+            **{"processing_class": AutoTokenizer.from_pretrained(starter.FOLDER)} | given,
         ).train()
-    return [sum(map(len, rows)) for _, rows in _steps(case)]
+    return tokens
+
+
+def _flash_attention() -> str | None:
+    """The flash attention over rows of any lengths that transformers finds here."""
+    if is_flash_attn_3_available():
+        return "flash_attention_3"
+    return "flash_attention_2" if is_flash_attn_2_available() else None
+
+
+def _said(fact: bool) -> str:
+    return "yes" if fact else "no"
 
 
 def _steps(case: Case) -> Iterator[tuple[int, list[torch.Tensor]]]:
@@ -222,32 +289,68 @@ def _lora() -> LoraConfig:
     return LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-SIDES: dict[str, Callable[[Case, Clock, int, bool], list[int]]] = {
-    "workbench": ours,
-    "workbench packed": partial(ours, packed=True),
-    "TRL": trl,
-    "TRL tuned": lambda *given: trl(*given, liger=HAS_LIGER and DEVICE.type == "cuda"),
-    "raw loop": raw,
+def _fewer(rows: int) -> Iterator[tuple[int, bool]]:
+    """Fewer rows at once, at last with checkpointing."""
+    fewer = max(1, rows // 4)
+    yield from ((rows, False), (rows // 2, False), (fewer, False), (1, False), (fewer, True))
+
+
+def _checkpointed(rows: int) -> Iterator[tuple[int, bool]]:
+    """Fewer rows at once, always with checkpointing."""
+    yield from ((rows, True), (max(1, rows // 2), True), (max(1, rows // 4), True))
+
+
+@dataclass(frozen=True)
+class Side:
+    """How one side trains, and what it is given."""
+
+    train: Callable[[Case, Clock, int, bool], list[int]]
+    """Returns the real tokens of each step, given rows at once and whether it checkpoints."""
+    ways: Callable[[int], Iterable[tuple[int, bool]]] | None = None
+    """Rows at once and checkpointing, in the order in which they are tried, by rows of a step; None: it finds them."""
+    packed: bool = False
+    """Whether it packs rows, which means something where their lengths differ."""
+    needs: tuple[str, ...] = ()
+    """Packages without which it is skipped."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of its process."""
+
+
+SIDES = {
+    "workbench": Side(ours),
+    "workbench packed": Side(partial(ours, packed=True), packed=True),
+    "TRL": Side(trl, _checkpointed),
+    "TRL tuned": Side(partial(trl, liger=LIGER), _fewer),
+    "raw loop": Side(raw, _fewer),
+    "TRL packed": Side(partial(trl, liger=LIGER, packed=True), _fewer, packed=True),
+    "Unsloth": Side(unsloth, _checkpointed, needs=("unsloth", "bitsandbytes")),
+    "workbench packed, expandable segments": Side(
+        partial(ours, packed=True), packed=True, environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    ),
 }
+"""In the order of their worth: a call may have time for the first ones alone."""
 
 
-def peak_bytes() -> int:
-    """The most bytes that torch's allocator gave, or on a CPU that this process held."""
+def peaks() -> dict[str, int]:
+    """The most bytes that torch's allocator gave and that it took from the device; on a CPU that this process held."""
     if DEVICE.type == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
+    return dict.fromkeys(("peak_bytes", "reserved_bytes"), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def main(side: str, name: str, seconds: str, rows_at_once: str, checkpointing: str, *words: str) -> None:
     case = gpu_cases.case(name, rehearsed="rehearse" in words)
     clock = Clock(float(seconds))
     try:
-        tokens = SIDES[side](case, clock, int(rows_at_once), checkpointing == "1")
+        tokens = SIDES[side].train(case, clock, int(rows_at_once), checkpointing == "1")
     except torch.OutOfMemoryError as error:
         gc.collect()
         print(json.dumps({"out_of_memory": str(error).splitlines()[0]}))
         return
-    print(json.dumps({"rates": clock.rates(tokens), "peak_bytes": peak_bytes(), "liger": clock.liger}))
+    # Unsloth sets it, too.
+    segments = _said("expandable_segments:True" in os.environ.get("PYTORCH_ALLOC_CONF", ""))
+    found = {"rates": clock.rates(tokens), "tokens": tokens, **peaks(), **clock.given}
+    print(json.dumps({**found, "expandable_segments": segments}))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ TESTS = ("tests/gpu", PAGED)
 """Tests that need an accelerator."""
 SHARE = 0.55
 """Share of the time of a call of both parts that the tests get."""
+REHEARSED = ("workbench", "TRL tuned", "raw loop", "TRL packed", "Unsloth", "workbench packed, expandable segments")
+"""Sides that a rehearsal runs."""
 GRACE = 15
 """Seconds that a part is ended before its time, so that results are summed up."""
 
@@ -54,12 +56,12 @@ def _tests(names: Sequence[str], out: Path, seconds: float, *, rehearse: str) ->
 
 
 def _bench(names: Sequence[str], out: Path, seconds: float, *, rehearse: bool) -> int:
-    """Cases of scripts/bench/gpu.py; a rehearsal takes one, and of TRL's two ways the one that has all of the other."""
+    """Cases of scripts/bench/gpu.py; a rehearsal takes one, and the sides that have all of the others."""
     bench = ROOT / "scripts" / "bench"
     path = os.pathsep.join([str(bench), *filter(None, [os.environ.get("PYTHONPATH")])])
     words = list(names) or (["8b-nf4-ragged"] if rehearse else [])
     if rehearse:
-        words += ["--rehearse", "--sides", "workbench", "TRL tuned", "raw loop"]
+        words += ["--rehearse", "--sides", *REHEARSED]
     command = [sys.executable, str(bench / "gpu.py"), *words, "--out", str(out), "--seconds", str(seconds)]
     return _run(command, out / "bench.log", seconds + GRACE / 2, {**os.environ, "PYTHONPATH": path})
 

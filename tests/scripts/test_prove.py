@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterable
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -43,7 +45,27 @@ THERE += [
     "xxhash",
 ]
 """What a machine for training has (scripts/gpu/README.md)."""
-SIDES = ["workbench", "TRL tuned", "raw loop"]
+SIDES = ["workbench", "TRL tuned", "raw loop", "TRL packed", "Unsloth", "workbench packed, expandable segments"]
+UNSLOTH = """
+import json, os, sys
+first = not {"transformers", "peft", "trl"} & set(sys.modules)
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+def note(**given):
+    with open(os.environ["NOTES"], "a") as file:
+        file.write(json.dumps(given) + "\\n")
+
+class FastLanguageModel:
+    def from_pretrained(folder, *, dtype, **given):
+        note(first=first, dtype=str(dtype), **given)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), AutoTokenizer.from_pretrained(folder)
+
+    def get_peft_model(model, *, use_gradient_checkpointing, **given):
+        note(use_gradient_checkpointing=use_gradient_checkpointing, **given)
+        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **given))
+"""
+"""A module that takes what scripts/bench/gpu_sides.py gives to Unsloth, and notes it."""
 
 
 @pytest.fixture
@@ -83,8 +105,63 @@ def test_the_benchmark_is_rehearsed(rehearsed: Callable[..., Path]) -> None:
     out = rehearsed("bench", "8b-nf4-ragged")
     _, *found = [json.loads(line) for line in (out / "gpu.jsonl").read_text().splitlines()]
     assert [each["side"] for each in found] == SIDES
-    assert all(each["tokens_per_second"] > 0 and each["peak_bytes"] > 0 for each in found)
+    ran = [each for each in found if each["side"] != "Unsloth" or importlib.util.find_spec("unsloth")]
+    assert all(each["tokens_per_second"] > 0 and each["peak_bytes"] > 0 for each in ran)
     assert (out / "gpu.md").read_text().count("| 8b-nf4-ragged |") == len(SIDES)
+
+
+def _sides(out: Path, *words: str, **environment: str) -> dict[str, dict[str, Any]]:
+    """Results of some sides of the benchmark with tiny shapes, by name."""
+    python = sys.executable if environment else forked.python()  # a fork has read its environment before
+    command = [python, str(ROOT / "scripts" / "bench" / "gpu.py"), *words, "--rehearse", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr[-3000:]
+    _, *found = [json.loads(line) for line in (out / "gpu.jsonl").read_text().splitlines()]
+    return {each["side"]: each for each in found}
+
+
+@pytest.mark.slow
+def test_a_packed_rival_and_another_allocator(tmp_path: Path) -> None:
+    ours, packed = "workbench packed, expandable segments", "TRL packed"
+    found = _sides(tmp_path, "1b-bf16-ragged", "--sides", packed, ours)
+    assert found[packed]["packed"].startswith("yes, "), "and by which attention"
+    # Two packed rows of at most 16 tokens, where the first four rows as they are have 40.
+    assert all(16 < count <= 32 for count in found[packed]["tokens"])
+    assert found[ours]["expandable_segments"] == found[ours]["packed"] == "yes"
+    assert found[packed]["expandable_segments"] == "no"
+    assert found[ours]["tokens_per_second"] > 0
+    table = (tmp_path / "gpu.md").read_text().splitlines()
+    assert f"| 1b-bf16-ragged | {ours} | no | yes | as fits | as fits | yes |" in table[-1]
+    assert len({line.count("|") for line in table[2:]}) == 1
+
+
+@pytest.mark.slow
+def test_unsloth_gets_the_same_model_and_adapter(tmp_path: Path) -> None:
+    (tmp_path / "unsloth.py").write_text(UNSLOTH)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    notes = tmp_path / "notes.jsonl"
+    found = _sides(tmp_path, "1b-nf4-2k", "--sides", "Unsloth", "TRL packed", PYTHONPATH=path, NOTES=str(notes))
+    assert set(found) == {"Unsloth"}, "rows of one length are not packed"
+    assert found["Unsloth"]["tokens_per_second"] > 0 and found["Unsloth"]["checkpointing"] == "unsloth"
+    assert set(found["Unsloth"]["tokens"]) == {4 * 64}
+    loaded, adapted = [json.loads(line) for line in notes.read_text().splitlines()]
+    assert loaded == {
+        "first": True,
+        "dtype": "torch.bfloat16",
+        "max_seq_length": 64,
+        "load_in_4bit": True,
+        "use_exact_model_name": True,
+    }
+    modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert adapted == {"use_gradient_checkpointing": "unsloth", "r": 16, "lora_alpha": 32, "target_modules": modules}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("unsloth") is not None, reason="unsloth is installed here")
+def test_a_side_without_its_package_says_so(tmp_path: Path) -> None:
+    found = _sides(tmp_path, "1b-bf16-2k", "--sides", "Unsloth")
+    assert found["Unsloth"]["skipped"] == "unsloth is not installed here"
+    assert "| unsloth is not installed here |" in (tmp_path / "gpu.md").read_text()
 
 
 def test_what_a_machine_lacks_or_has_too_old_is_installed(tmp_path: Path) -> None:
