@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A day on a GPU in one command: the tests of an accelerator, then the benchmark against TRL and a raw loop.
+# A day on a GPU in one command: the tests of an accelerator, then the benchmark against TRL, Unsloth and a raw loop.
 #   scripts/gpu/prove.sh [--rehearse [--whole]] [tests [FILE ...] | bench [CASE ...]]
 # Nothing is fetched: what this Python lacks comes from gpu-wheels (scripts/gpu/wheels.sh). Results go to $OUT, or to
 # gpu-results, as they come. A call ends within SECONDS_LEFT (540 s). See scripts/gpu/README.md.
