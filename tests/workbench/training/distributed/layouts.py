@@ -47,7 +47,7 @@ from workbench.runs import deadline, files
 from workbench.runs import ranks as rank_module
 from workbench.runs.process_memory import importing
 from workbench.runs.ranks import joined
-from workbench.training import activation_offload, capacity, checkpoint_parts, step_metrics, trainer
+from workbench.training import activation_offload, bank_trainer, capacity, checkpoint_parts, step_metrics, trainer
 from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.bank_trainer import BankTrainer, FleetTrainer
 from workbench.training.distributed.pipeline import Pipelined
@@ -285,23 +285,28 @@ def fake_accelerator() -> Iterator[list[int]]:
     """Inside the block a CPU trains as an accelerator does that has so many bytes for each process; yields the most
     bytes of each pass that was tried, and of the steps."""
     limit, held_bytes = int(sys.argv[4 + joined().rank]), list[int]()
-    work, trial = Trainer.work, Trainer._trial
+    trial = Trainer._trial
 
-    def working(self: Trainer) -> None:
-        with _Limited(limit) as held, ExitStack() as stack:
-            for module in (capacity, step_metrics, trainer):
-                stack.enter_context(patch.object(module, "peak_bytes", lambda _: held.most))
-                stack.enter_context(patch.object(module, "forget_peak", lambda _: held.forget()))
-            stack.enter_context(patch.object(Trainer, "_trial", lambda *words: trying(held, *words)))
-            work(self)
-            held_bytes.append(held.most)
+    def working(work: Callable[[Any], None]) -> Callable[[Any], None]:
+        def limited(self: Any) -> None:
+            with _Limited(limit) as held, ExitStack() as stack:
+                for module in (capacity, step_metrics, trainer, bank_trainer):
+                    if hasattr(module, "peak_bytes"):
+                        stack.enter_context(patch.object(module, "peak_bytes", lambda _: held.most))
+                    stack.enter_context(patch.object(module, "forget_peak", lambda _: held.forget()))
+                stack.enter_context(patch.object(Trainer, "_trial", lambda *words: trying(held, *words)))
+                work(self)
+                held_bytes.append(held.most)
+
+        return limited
 
     def trying(held: _Limited, self: Trainer, rows: Indices) -> None:
         held.forget()
         trial(self, rows)
         held_bytes.append(held.most)
 
-    patches: list[tuple[Any, str, Any]] = [(Trainer, "work", working), (capacity, "limits_steps", lambda _: True)]
+    patches: list[tuple[Any, str, Any]] = [(each, "work", working(each.work)) for each in (Trainer, BankTrainer)]
+    patches += [(capacity, "limits_steps", lambda _: True)]
     patches += [(capacity, name, lambda _: limit) for name in ("room", "available")]
     with ExitStack() as stack:
         for patched in patches:

@@ -12,9 +12,11 @@ import pytest
 import workbench
 from tests.conftest import MINILM, cells, save_tiny
 from tests.matrix import LAYOUTS
-from tests.workbench.training.distributed import layouts, test_task_layouts
+from tests.recipes.weather import weather, write
+from tests.workbench.training.distributed import layouts, test_bank_layouts, test_task_layouts
 from tests.workbench.training.distributed.test_layouts import METHODS, curve, require_same, save_model, write_recipe
 from tests.workbench.training.distributed.test_task_layouts import TASKS, words_of, write_rows
+from workbench.config.yaml_text import dump_yaml
 
 pytestmark = pytest.mark.slow
 
@@ -110,6 +112,42 @@ def test_a_task_needs_no_further_setting(taught: Path, task: str, layout: str) -
     test_task_layouts.require_same(taught / f"{layout} {task}", taught / f"{task} alone")
     tokens = [batch(taught / name)["tokens_per_device"] for name in (f"{layout} {task}", f"{task} alone")]
     assert tokens[0] == tokens[1], "the whole batch is one pass"
+
+
+def test_a_bank_over_shares_takes_what_fits_in_the_process_with_least_memory(
+    tmp_path: Path, short_stories: str
+) -> None:
+    """Five folds in one bank whose backbone two processes share: nothing is asked of the user."""
+    write(tmp_path / "train.jsonl", weather(45, seed=0))
+    write(tmp_path / "test.jsonl", weather(7, seed=1))
+    recipe = {
+        "recipe": "crossval",
+        "folds": {"k": 2},
+        "model": {"id": short_stories, "weights": "float32", "compute": "float32"},
+        "adapter": {"method": "lora", "rank": 4, "alpha": 8},
+        "data": {"train": str(tmp_path / "train.jsonl"), "test": str(tmp_path / "test.jsonl")},
+        "batch": {"size": 12},
+        "train": {"steps": 3, "learning_rate": 5e-3},
+        "evaluate": {"probe": 0},
+        "save": {"every": None},
+    }
+    (tmp_path / "recipe.yaml").write_text(dump_yaml(recipe))
+    workbench.run(str(tmp_path / "recipe.yaml"), out=tmp_path / "alone", quiet=True)
+    wanted = test_bank_layouts.curves(tmp_path / "alone")
+    roomy = in_processes(tmp_path, {"fsdp2_3 roomy": []}, (ROOMY, ROOMY))["fsdp2_3 roomy"]
+    limit = int(0.8 * max(roomy[1]))
+    in_processes(tmp_path, {"fsdp2_3 tight": []}, (ROOMY, limit))
+    tokens = [
+        batch(tmp_path / name / "members" / "round-0")["tokens_per_device"]
+        for name in ("fsdp2_3 roomy", "fsdp2_3 tight")
+    ]
+    assert tokens[1] < tokens[0]
+    for name in ("fsdp2_3 roomy", "fsdp2_3 tight"):
+        found = test_bank_layouts.curves(tmp_path / name)
+        assert found.keys() == wanted.keys() and len(found) == 2
+        for member, steps in wanted.items():
+            for step, other in zip(steps, found[member], strict=True):
+                assert other == pytest.approx(step, rel=1e-5)
 
 
 def test_shares_are_taken_where_a_device_cannot_hold_all(tmp_path: Path, stories: str) -> None:
