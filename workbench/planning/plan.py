@@ -20,6 +20,7 @@ from workbench.planning.dry_run import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, D
 from workbench.planning.sharded_memory import Contents, HeldBytes, Moment
 from workbench.planning.step_time import StepWork, Timed
 from workbench.runs import units
+from workbench.training import checkpoint_parts
 
 WORKSPACES = 2 * 2**25
 """Bytes of an accelerator that cuBLAS works in: 32 MiB (Hopper's) for each of the threads of both passes."""
@@ -136,6 +137,8 @@ class Plan:
     """Bytes of the host that there are for all devices; None: not known, or those of `memory`."""
     end: int = 0
     """Bytes of the host that the end of the run works in, a part of `process`."""
+    saves_aside: bool = False
+    """Whether checkpoints are written in the background, from a copy on the host."""
     offloaded: int = 0
     """Bytes of inputs of blocks that wait in the host's memory between the passes."""
     notes: tuple[str, ...] = ()
@@ -192,10 +195,16 @@ class Plan:
 
     @property
     def host_needed(self) -> int:
-        """Bytes of the host's memory that all devices take: what waits there, and a checkpoint while it is saved."""
+        """Bytes of the host's memory that all devices take: what waits there, and what is saved meanwhile.
+
+        A checkpoint is copied there file by file, with its bytes as they are written, or whole where it is written in
+        the background; at the end the first process has all that trained.
+        """
         if self.device == "cpu":
             return 0
-        return self.host * self.devices + round(self.contents.trainable * (4 + self.contents.optimizer))
+        checkpoint = round(self.contents.trainable * (4 + self.contents.optimizer))
+        copied = checkpoint if self.saves_aside else min(2 * checkpoint, 2 * checkpoint_parts.VOLUME * self.devices)
+        return self.host * self.devices + max(copied, self.contents.trainable * self.contents.element)
 
     @property
     def disk(self) -> int:

@@ -1,9 +1,10 @@
 """Tensors of a checkpoint, of which each process writes and reads its own part (torch.distributed.checkpoint).
 
-A checkpoint has one safetensors file for each kind of state and process: `trainable.safetensors` of the first process,
-`trainable-00001.safetensors` of the second. A tensor that several processes hold whole is written by one of them. A
-part is a set of boxes; the header of its file says which. Any other number of processes, in any layout, reads the
-boxes that it needs.
+A checkpoint has safetensors files for each kind of state and process: `trainable.safetensors` of the first process,
+`trainable-00001.safetensors` of the second. What is larger than VOLUME goes on in `trainable-00001-00001.safetensors`,
+so that no more than that is copied to the host at once. A tensor that several processes hold whole is written by one of
+them. A part is a set of boxes; the header of its file says which. Any other number of processes, in any layout, reads
+the boxes that it needs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ from workbench.errors import ResumeError
 from workbench.runs import files
 from workbench.runs.ranks import Ranks
 
+VOLUME = 1 << 30
+"""Bytes of tensors in a file at most, but for one that is larger."""
 Offsets = tuple[int, ...]
 _BOXES = "boxes"
 """Key of a file's header: name, offsets and shape of the whole tensor, of each entry that is a part of one."""
@@ -235,24 +238,35 @@ class _Writer(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: Any) -> Future[list[WriteResult]]:
-        stems: dict[str, dict[str, Tensor]] = {}
-        boxes: dict[str, dict[str, tuple[str, list[int], list[int]]]] = {}
+        by_stem: dict[str, list[WriteItem]] = {}
         for item in plan.items:
-            assert item.index.offset is not None and item.tensor_data is not None
-            stem, _, name = item.index.fqn.partition("/")
-            box, size, key = planner.resolve_data(item), item.tensor_data.size, name
-            if box.shape != size:
-                key = f"{name}@{','.join(map(str, item.index.offset))}"
-                boxes.setdefault(stem, {})[key] = (name, list(item.index.offset), list(size))
-            stems.setdefault(stem, {})[key] = box.contiguous()
+            by_stem.setdefault(item.index.fqn.partition("/")[0], []).append(item)
         written: Future[list[WriteResult]] = Future()
-        written.set_result([self._write(stem, tensors, boxes.get(stem)) for stem, tensors in stems.items()])
+        written.set_result(
+            [
+                self._write(f"{stem}{self._suffix(number)}.safetensors", items, planner)
+                for stem, own in by_stem.items()
+                for number, items in enumerate(_volumes(own))
+            ]
+        )
         return written
 
-    def _write(self, stem: str, tensors: dict[str, Tensor], boxes: Mapping[str, Any] | None) -> WriteResult:
-        file = self._aside / f"{stem}{'' if self._ranks.first else f'-{self._ranks.rank:05}'}.safetensors"
+    def _suffix(self, volume: int) -> str:
+        rank = f"-{self._ranks.rank:05}" if volume or not self._ranks.first else ""
+        return f"{rank}-{volume:05}" if volume else rank
+
+    def _write(self, name: str, items: Sequence[WriteItem], planner: Any) -> WriteResult:
+        tensors, boxes = dict[str, Tensor](), dict[str, tuple[str, list[int], list[int]]]()
+        for item in items:
+            assert item.index.offset is not None and item.tensor_data is not None
+            box, size, key = planner.resolve_data(item), item.tensor_data.size, item.index.fqn.partition("/")[2]
+            if box.shape != size:
+                whole, key = key, f"{key}@{','.join(map(str, item.index.offset))}"
+                boxes[key] = (whole, list(item.index.offset), list(size))
+            tensors[key] = box.contiguous()
+        file = self._aside / name
         with files.explained_errors(self._path):
-            save_file(tensors, file, metadata=None if boxes is None else {_BOXES: json.dumps(boxes)})
+            save_file(tensors, file, metadata={_BOXES: json.dumps(boxes)} if boxes else None)
             files.fsync(file)
             return WriteResult(MetadataIndex(file.name), file.stat().st_size, files.digest(file))
 
@@ -275,6 +289,21 @@ class _Writer(StorageWriter):
         finally:
             if self._ranks.first:
                 shutil.rmtree(self._aside, ignore_errors=True)
+
+
+def _volumes(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
+    """Cut items, in their order, into files of at most VOLUME bytes, or of one item."""
+    volume, size = list[WriteItem](), 0
+    for item in items:
+        assert item.tensor_data is not None
+        own = math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
+        if volume and size + own > VOLUME:
+            yield volume
+            volume, size = [], 0
+        volume.append(item)
+        size += own
+    if volume:
+        yield volume
 
 
 Complete = Callable[[Path, Mapping[str, str]], None]

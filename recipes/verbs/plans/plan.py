@@ -293,6 +293,7 @@ def _of_device(
         end=end,
         card=target.card,
         host_memory=target.host,
+        saves_aside=config.save.asynchronous,
         offloaded=parts.dry_run.offloaded,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
         notes=tuple(sentences),

@@ -20,6 +20,7 @@ from workbench.config import RunConfig
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.planning import plan
 from workbench.planning.plan import MOST, Candidate, Plan, that_fit
+from workbench.training import checkpoint_parts
 
 
 def planned(devices: int = 4, device: str = "accelerator", **settings: Any) -> Plan:
@@ -52,10 +53,15 @@ def test_what_waits_outside_is_the_hosts_and_of_a_cpu_its_own(tmp_path: Any) -> 
     assert disk.disk >= 12 * COUNT // 4 and disk.facts["disk_bytes"] == 4 * disk.disk
 
 
-def test_a_plan_fits_where_the_device_and_the_host_have_room(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_fits_where_the_device_and_the_host_have_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The host holds what waits there, of all devices, and a checkpoint: weights in float32 and two states of Adam."""
     plan = planned(zero=2, offload_optimizer="cpu")
-    assert plan.host_needed == 4 * plan.host + 12 * COUNT
+    assert replace(plan, saves_aside=True).host_needed == 4 * plan.host + 12 * COUNT
+    assert plan.host_needed == 4 * plan.host + 2 * 12 * COUNT, "a file and its bytes as they are written"
+    monkeypatch.setattr(checkpoint_parts, "VOLUME", COUNT // 10)
+    assert plan.host_needed == 4 * plan.host + plan.contents.element * COUNT, "what the first process has at the end"
     assert plan.fits and replace(plan, host_memory=plan.host_needed).fits
     tight = replace(plan, host_memory=plan.host_needed - 1)
     assert not tight.fits and tight.host_missing == tight.missing == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from itertools import combinations_with_replacement, pairwise
@@ -55,6 +56,26 @@ def test_any_cut_is_read_from_any_other_and_nothing_beside_it(
             assert room.equal(whole.flatten()[start:stop]) and sum(read) == stop - start
     with safe_open(tmp_path / "0" / "s.safetensors", "pt") as file:
         assert file.keys() == ["x"], "a tensor that is not cut is a plain entry"
+
+
+def test_no_more_than_a_volume_is_copied_to_the_host_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied, save_file = list[int](), checkpoint_parts.save_file
+
+    def counted(tensors: dict[str, torch.Tensor], *arguments: object, **named: object) -> None:
+        copied.append(sum(each.nbytes for each in tensors.values()))
+        save_file(tensors, *arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint_parts, "save_file", counted)
+    monkeypatch.setattr(checkpoint_parts, "VOLUME", 400)
+    wanted = {f"x{number}": torch.full((size,), float(number)) for number, size in enumerate((30, 70, 1, 300, 20, 50))}
+    path = tmp_path / "a"
+    checkpoints.write(path, {"s": wanted, "t": {"y": torch.ones(2)}}, Progress())
+    assert copied == [400, 4, 1200, 280, 8] and sum(copied) == 4 * 471 + 8
+    names = ["s.safetensors", *(f"s-00000-{number:05}.safetensors" for number in (1, 2, 3)), "t.safetensors"]
+    assert {file.name for file in path.glob("*.safetensors")} == {*names}
+    found = checkpoints.read_tensors(path, "s")
+    assert found.keys() == wanted.keys() and all(found[key].equal(each) for key, each in wanted.items())
+    assert json.loads((path / "state.json").read_text())["sha256"].keys() == {*names}
 
 
 def test_another_shape_is_refused(tmp_path: Path) -> None:
