@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
+def without_values(tensor: Tensor) -> bool:
+    """Whether a tensor is a shape alone: on the meta device, or in a plan."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
 def language_model(model: nn.Module) -> str:
     """Path of the part that reads text where towers for pictures or sound stand beside it; empty where there are none.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from workbench.adapters import anatomy
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, RowLosses, Sample, register
 from workbench.adapters.target_modules import OnLayers, OnLinear, drawn_seed
 from workbench.schema import Unit
@@ -41,7 +42,7 @@ class Shira(OnLayers):
         from peft import ShiraConfig
 
         config = ShiraConfig(**self.common(model, beside), r=self.rank, random_seed=drawn_seed())
-        if model.device.type == "meta":
+        if anatomy.without_values(next(model.parameters())):
             config.mask_fn = None  # type: ignore[assignment]  # what has no values has no places
         return config
 
@@ -51,9 +52,9 @@ class Shira(OnLayers):
         from peft.tuners.shira.layer import ShiraLayer
 
         for layer in (module for module in model.modules() if isinstance(module, ShiraLayer)):
-            count = layer.shira_weight["default"].numel()
-            if layer.shira_weight["default"].is_meta:
-                layer.shira_indices["default"] = torch.empty(2, count, dtype=torch.int32, device="meta")
+            weight = layer.shira_weight["default"]
+            if anatomy.without_values(weight):
+                layer.shira_indices["default"] = torch.empty(2, len(weight), dtype=torch.int32, device=weight.device)
 
 
 @register

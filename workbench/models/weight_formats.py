@@ -304,6 +304,8 @@ def replace(blueprint: PreTrainedModel, wanted: BitsAndBytesConfig | Fp8Settings
     if isinstance(wanted, _WithExperts):
         for experts in _inside(blueprint):
             expert_layers.group(experts, format=wanted.bnb_4bit_quant_type)
+    for name in ("load_in_4bit", "load_in_8bit"):
+        setattr(blueprint, f"is_{name.replace('load', 'loaded')}", getattr(wanted, name))  # what PEFT asks
 
 
 def put_off(model: PreTrainedModel, weights: str, compute: torch.dtype) -> None:

@@ -93,13 +93,17 @@ class _RealApart(DispatchMode):
         if func is _FILL:
             self._filled = args[2].numel() // args[0].shape[-1]
         if func is _INDEX and isinstance(args[0], FakeTensor):
-            mask, *others = args[1]
-            if mask is not None and mask.dtype == torch.bool and not any(isinstance(each, Tensor) for each in others):
-                return args[0].new_empty((self._named(mask), *args[0].shape[mask.ndim :]))
+            indices = {place: each for place, each in enumerate(args[1]) if isinstance(each, Tensor)}
+            if len(indices) == 1 and (mask := next(iter(indices.values()))).dtype == torch.bool:
+                (place,), shape = indices, args[0].shape
+                return args[0].new_empty((*shape[:place], self._named(mask), *shape[place + mask.ndim :]))
         return self._recall(func, args, kwargs)
 
     def _named(self, mask: Tensor) -> int:
-        """How many places a mask names: where it has no values, those that pictures fill (DeepStack)."""
+        """How many places a mask names: where it has no values, those that pictures fill (DeepStack), or all that an
+        adapter knows of."""
+        if isinstance(mask, FakeTensor) and mask.ndim == 1:
+            return mask.numel()
         if isinstance(mask, FakeTensor):
             if not self._filled:
                 raise ConfigError(
@@ -127,6 +131,12 @@ class _RealApart(DispatchMode):
         return self.computed(func, args, kwargs)
 
 
+def _none_of(tensor: Tensor) -> Tensor:
+    """False for each element, as a real tensor: whoever asks for infinities goes on where there are none."""
+    with real_tensors():
+        return torch.zeros((), dtype=torch.bool).expand(tensor.shape)
+
+
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
     """Those in nested lists."""
     for value in values:
@@ -146,6 +156,7 @@ INSTEAD: dict[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": _grouped,
     "aten.copy_.default": lambda tensor, *_: tensor,  # torch gives another where copying changes the precision
     "aten.set_.source_Storage": lambda tensor, storage: tensor.resize_(storage.nbytes() // tensor.element_size()),
+    "aten.isinf.default": lambda tensor: _none_of(tensor),
 }  # replacements for operations that fake tensors do not support, or that would seem to take memory, by their names
 _FILL, _INDEX = torch.ops.aten.masked_scatter.default, torch.ops.aten.index.Tensor
 _ZEROS = torch.ops.aten.zeros
@@ -362,6 +373,7 @@ class Params4bit(FakeTensor):
         weight = nn.Parameter(packed, requires_grad=False)
         weight.__class__ = cls  # type: ignore[assignment]
         weight.quant_state = state  # type: ignore[attr-defined]
+        weight.compress_statistics, weight.quant_type = state.nested, state.quant_type  # type: ignore[attr-defined]
         return weight
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
