@@ -9,8 +9,6 @@ Legend: T tokens of packed rows, H heads of queries, K of keys and values, D wid
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -50,40 +48,45 @@ def installed(package: str) -> bool:
 
 
 def activate(device: torch.device, compute: torch.dtype, *, dropout: bool) -> str | None:
-    """Let torch compute attention by the newest version that is installed for this card, once in a process.
+    """Let torch compute attention by the newest version that is installed for this card.
 
     Args:
-        dropout: Whether attention drops weights, which the newer versions do not.
+        dropout: Whether attention drops weights, which the newer versions do not: then torch's own is put back.
 
     Returns:
         A sentence for the user; None where torch's own stays, as nothing newer is there.
     """
-    if device.type != "cuda" or torch.version.hip is not None or compute not in HALVES or dropout:
+    if device.type != "cuda" or torch.version.hip is not None or compute not in HALVES:
         return None
     if not hasattr(attention, "activate_flash_attention_impl"):
         return None
-    return _installed(torch.cuda.get_device_capability(device)[0], device)
-
-
-@cache
-def _installed(generation: int, device: torch.device) -> str | None:
+    generation = torch.cuda.get_device_capability(device)[0]
     for name, newer in NEWER.items():
         if newer.generation == generation and installed(newer.package):
-            return _replaced(name, newer, device)
+            if dropout:
+                _put_back()
+                return None
+            return _FAILED.get(name) or _replaced(name, newer, device)
     return None
 
 
-def _replaced(name: str, newer: Newer, device: torch.device, difference: Callable[..., float] | None = None) -> str:
+_FAILED: dict[str, str] = {}
+"""What is said of versions that failed their trial in this process, by their names."""
+
+
+def _replaced(name: str, newer: Newer, device: torch.device) -> str:
+    if attention.current_flash_attention_impl() == name:
+        return f"attention by {newer.title}"
     try:
         attention.activate_flash_attention_impl(name)
-        distance = (difference or difference_from_float32)(device)
+        distance = difference_from_float32(device)
+        wrong = "" if distance <= LEAST_LIKE else f"differs from float32 by {distance:.1%}"
     except Exception as error:  # of another package's kernels
+        wrong = f"fails here ({str(error).splitlines()[0]})"
+    if wrong:
         _put_back()
-        return f"{newer.title} is installed and fails here ({str(error).splitlines()[0]}): attention is torch's own"
-    if not distance <= LEAST_LIKE:
-        _put_back()
-        return f"{newer.title} is installed and differs from float32 by {distance:.1%}: attention is torch's own"
-    return f"attention by {newer.title}"
+        _FAILED[name] = f"{newer.title} is installed and {wrong}: attention is torch's own"
+    return _FAILED.get(name) or f"attention by {newer.title}"
 
 
 def _put_back() -> None:

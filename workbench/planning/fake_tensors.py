@@ -156,7 +156,7 @@ INSTEAD: dict[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": _grouped,
     "aten.copy_.default": lambda tensor, *_: tensor,  # torch gives another where copying changes the precision
     "aten.set_.source_Storage": lambda tensor, storage: tensor.resize_(storage.nbytes() // tensor.element_size()),
-    "aten.isinf.default": lambda tensor: _none_of(tensor),
+    "aten.isinf.default": _none_of,
 }  # replacements for operations that fake tensors do not support, or that would seem to take memory, by their names
 _FILL, _INDEX = torch.ops.aten.masked_scatter.default, torch.ops.aten.index.Tensor
 _ZEROS = torch.ops.aten.zeros

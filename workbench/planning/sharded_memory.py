@@ -212,9 +212,7 @@ def _cut(contents: Contents, how: DistributedConfig, *, devices: int, moment: Mo
         held.put("none", GRADIENTS, 4 * share if place == "none" else 0)
     else:
         rest = sum(count * each for count, each in weights) - persistent
-        largest = max(
-            (count * each for count, each in weights), default=0
-        )  # whole while it computes, whatever its size
+        largest = max((count * each for count, each in weights), default=0)  # whole while it computes
         held.put("none", GATHERED, min(rest, max(contents.element * LIVE, largest)))
         if moment == "backward":  # fetched weights are laid out anew; before the loss takes its own, all are
             held.put("none", GATHERED, min(rest, contents.element * (how.bucket_bytes // 4)))

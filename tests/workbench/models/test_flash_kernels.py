@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +22,8 @@ CUDA = torch.device("cuda")
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """What was found out about a card is forgotten."""
-    flash_kernels._installed.cache_clear()
     yield
-    flash_kernels._installed.cache_clear()
+    flash_kernels._FAILED.clear()
     flash_kernels._put_back()
 
 
@@ -75,21 +75,38 @@ def test_what_they_do_not_compute_stays(
     assert not registered
 
 
-@pytest.mark.parametrize("distance", [0.5, float("nan")])
-def test_what_differs_from_float32_is_put_back(registered: list[str], distance: float) -> None:
-    newer = flash_kernels.NEWER["FA3"]
-    said = flash_kernels._replaced("FA3", newer, CUDA, lambda device: distance)
-    assert registered == ["FA3", "FA3 went"] and attention.current_flash_attention_impl() is None
-    assert "differs from float32" in said and said.endswith("attention is torch's own")
+def fails(device: torch.device) -> float:
+    raise RuntimeError("no kernel image is available\nmore")
 
 
-def test_what_fails_is_put_back(registered: list[str]) -> None:
-    def fails(device: torch.device) -> float:
-        raise RuntimeError("no kernel image is available\nmore")
+@pytest.mark.parametrize(
+    ("trial", "told"),
+    [
+        (lambda device: 0.5, "differs from float32 by 50.0%"),
+        (lambda device: math.nan, "differs from float32"),
+        (fails, "fails here (no kernel image is available)"),
+    ],
+    ids=["far", "nan", "fails"],
+)
+def test_what_is_wrong_is_put_back_and_not_tried_again(
+    registered: list[str], monkeypatch: pytest.MonkeyPatch, trial: Callable[[torch.device], float], told: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(flash_kernels, "difference_from_float32", trial)
+    for _ in range(2):
+        said = flash_kernels.activate(CUDA, torch.bfloat16, dropout=False)
+        assert said is not None and told in said and said.endswith("attention is torch's own")
+        assert registered == ["FA3", "FA3 went"] and attention.current_flash_attention_impl() is None
 
-    said = flash_kernels._replaced("FA3", flash_kernels.NEWER["FA3"], CUDA, fails)
-    assert "fails here (no kernel image is available)" in said
-    assert attention.current_flash_attention_impl() is None
+
+def test_a_model_that_drops_weights_has_torchs_own_again(
+    registered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(flash_kernels, "difference_from_float32", lambda device: 0.003)
+    for dropout, active in ((False, "FA3"), (True, None), (False, "FA3")):
+        said = flash_kernels.activate(CUDA, torch.bfloat16, dropout=dropout)
+        assert attention.current_flash_attention_impl() == active and (said is None) is dropout
 
 
 @pytest.mark.usefixtures("by_rows")
