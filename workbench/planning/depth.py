@@ -114,7 +114,8 @@ def dry_run(shallow: DryRun, deeper: DryRun, times: int) -> DryRun:
     """Bytes and operations of a backbone so many periods deeper than the shallow one."""
     phases = {
         phase: {
-            name: further(peak.get(name, 0), deeper.phases[phase].get(name, 0), times)
+            # A deeper one may leave fewer crumbs behind, and nothing takes less than no bytes.
+            name: max(0, further(peak.get(name, 0), deeper.phases[phase].get(name, 0), times))
             for name in {**peak, **deeper.phases[phase]}
         }
         for phase, peak in shallow.phases.items()

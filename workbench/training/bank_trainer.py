@@ -238,15 +238,22 @@ class BankTrainer:
         self.bank.train()
         kernels.install(self.freezer.backbone, self.config, self.device, self.run)
         forward_hooks.install(self.freezer.backbone, self.freezer.blocks, self.config.regularise)
-        if self.config.batch.tokens_per_device == "auto" and (remembered := begun.get("tokens_per_device")):
-            self.tokens = int(remembered)
-        elif not self.ranks.alone and self.config.batch.tokens_per_device == "auto":
-            self._take_what_fits()
+        if not capacity.limits_steps(self.device):
+            return
+        if self.config.batch.tokens_per_device == "auto":
+            if remembered := begun.get("tokens_per_device"):
+                self.tokens = int(remembered)
+            elif not self.ranks.alone:
+                self._take_what_fits()
+        self._note_batch()
+
+    def _note_batch(self) -> None:
+        """Note how a step is computed, for a resumed run."""
         for member in self.members.values():
             member.task.run.note(batch=self.batch_facts(member))
 
     def batch_facts(self, member: AdapterTrainer) -> dict[str, Any]:
-        """How a step of a member is computed, for its manifest and for a resumed run."""
+        """How a step of a member is computed, for its manifest."""
         how = dict(tokens_per_device=self.tokens, checkpointing=self.keeping.now, members=len(self.members))
         return {**how, "steps": member.total, **self.arrangement.facts()}
 
@@ -255,8 +262,6 @@ class BankTrainer:
 
         Within a step one that did would leave the others waiting for its part of the backbone.
         """
-        if not capacity.limits_steps(self.device):
-            return
         name, member = max(self.members.items(), key=lambda each: int(each[1].task.train.lengths.max()))
         train = member.task.train
         remembered = capacity.Remembered(
@@ -350,8 +355,7 @@ class BankTrainer:
             )
         self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass{self.keeping.in_words}.")
         self.tokens = tokens
-        for member in self.members.values():
-            member.task.run.note(batch=self.batch_facts(member))
+        self._note_batch()
         self._forget_gradients()
         forget_peak(self.device)
         self.bank.train()  # blocks that are recomputed know it by their mode

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from workbench.planning import depth
 from workbench.planning.depth import Depths
+from workbench.planning.dry_run import DryRun
 from workbench.planning.plan import Plan
 from workbench.planning.sharded_memory import Contents
 from workbench.recipes.load import load
@@ -127,3 +128,15 @@ def test_tensors_that_grow_with_the_blocks_are_not_multiplied() -> None:
     assert depth.contents(few, more, 3) is None
     whole = depth.contents(few, Contents(trained=(5, 7, 7, 7, 40), element=4), 3)
     assert whole is not None and Counter(whole.trained) == Counter({5: 1, 40: 1, 7: 5})
+
+
+def test_nothing_takes_less_than_no_bytes() -> None:
+    """A few bytes that a shallow one leaves behind, and a deeper one does not, are no room for activations."""
+    runs = [
+        DryRun(
+            {"weights": 100}, 0, 1, 10, 1.0, phases={("update", "", 0): {"weights": 100 + more, "activations": crumbs}}
+        )
+        for more, crumbs in ((0, 52), (10, 41))
+    ]
+    found = depth.dry_run(*runs, 28)
+    assert dict(found.phases["update", "", 0]) == {"weights": 380, "activations": 0}

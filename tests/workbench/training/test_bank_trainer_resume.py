@@ -18,6 +18,7 @@ from tests.run_files import read_lines
 from tests.workbench.training.together import LabelledSet, Silent, Together, Trained, bert, class_outputs, section
 from workbench.data.batching import global_batch
 from workbench.errors import Stopped
+from workbench.training import capacity
 
 
 def test_stopped_in_the_middle_and_resumed_it_ends_where_it_would_have(tmp_path: Path) -> None:
@@ -174,3 +175,19 @@ def test_where_one_checkpoint_is_damaged_all_go_back_a_save(whole: tuple[Trained
     assert _resumed_after(found) == 3
     assert any("damaged checkpoint" in said for said in found.callback.said)
     _assert_same(found, folder, *whole)
+
+
+def test_a_bank_goes_on_with_the_micro_batch_that_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an accelerator, where memory may have run out before: other micro-batches have other last bits."""
+    monkeypatch.setattr(capacity, "limits_steps", lambda device: True)
+    configs = [section(steps=6, size=3, seed=seed) for seed in (0, 1)]
+    bank = Together(bert(), [LabelledSet(20, 1), LabelledSet(20, 2)], configs, tmp_path, class_outputs, tokens=100)
+    with pytest.raises(Stopped):
+        bank.fit(Silent(stop_after=3))
+    manifests = [tmp_path / "members" / str(number) / "manifest.json" for number in (0, 1)]
+    facts = [json.loads(file.read_text()) for file in manifests]
+    assert [each["batch"]["tokens_per_device"] for each in facts] == [100, 100]
+    facts[0]["batch"]["tokens_per_device"] = 40
+    manifests[0].write_text(json.dumps(facts[0]))
+    bank.fit(resume=True)
+    assert [json.loads(file.read_text())["batch"]["tokens_per_device"] for file in manifests] == [40, 40]
