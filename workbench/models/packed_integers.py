@@ -177,7 +177,7 @@ def layout_of(method: str, settings: Mapping[str, Any]) -> tuple[str, str]:
     if layout.bits and (bits := settings.get("bits", 4)) not in layout.bits:
         raise ValueError(f"to {bits} bits, which nothing reads here (only {', '.join(map(str, layout.bits))})")
     if layout.section not in settings:
-        raise ValueError(f"without `{layout.section}` in config.json, which the layout read here has ({name})")
+        raise ValueError(f"without `{layout.section}` in its quantization_config, which nothing reads here")
     return method, name
 
 

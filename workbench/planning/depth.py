@@ -114,7 +114,7 @@ def dry_run(shallow: DryRun, deeper: DryRun, times: int) -> DryRun:
     """Bytes and operations of a backbone so many periods deeper than the shallow one."""
     phases = {
         phase: {
-            # A deeper one may leave fewer crumbs behind, and nothing takes less than no bytes.
+            # Of a few bytes that the shallow one still holds, the deeper may hold fewer.
             name: max(0, further(peak.get(name, 0), deeper.phases[phase].get(name, 0), times))
             for name in {**peak, **deeper.phases[phase]}
         }

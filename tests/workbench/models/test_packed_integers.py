@@ -223,7 +223,7 @@ def test_it_computes_what_a_repository_of_its_numbers_computes(name: str, weight
         (Integers(method="awq", bits=8), r"by awq to 8 bits, which nothing reads here \(only 4\)"),
         (
             {"quant_method": "hqq", "nbits": 4, "group_size": 64},
-            "by hqq without `quant_config` in config.json, .* Take",
+            "by hqq without `quant_config` in its quantization_config, .* Take",
         ),
     ],
 )

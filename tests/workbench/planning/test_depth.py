@@ -130,13 +130,13 @@ def test_tensors_that_grow_with_the_blocks_are_not_multiplied() -> None:
     assert whole is not None and Counter(whole.trained) == Counter({5: 1, 40: 1, 7: 5})
 
 
-def test_nothing_takes_less_than_no_bytes() -> None:
-    """A few bytes that a shallow one leaves behind, and a deeper one does not, are no room for activations."""
+def test_bytes_that_a_deeper_one_holds_fewer_of_end_at_none() -> None:
+    """They are no room for activations."""
     runs = [
         DryRun(
-            {"weights": 100}, 0, 1, 10, 1.0, phases={("update", "", 0): {"weights": 100 + more, "activations": crumbs}}
+            {"weights": 100}, 0, 1, 10, 1.0, phases={("update", "", 0): {"weights": 100 + more, "activations": left}}
         )
-        for more, crumbs in ((0, 52), (10, 41))
+        for more, left in ((0, 52), (10, 41))
     ]
     found = depth.dry_run(*runs, 28)
     assert dict(found.phases["update", "", 0]) == {"weights": 380, "activations": 0}
