@@ -7,7 +7,7 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from workbench.data.packing import join
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.media import Media
+from workbench.data.text.row_encoder import encoder_of_run
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import BackboneError, DataError
 from workbench.models import backbones, picture_processor
@@ -71,6 +72,21 @@ def test_a_processor_that_needs_torchvision_says_so(name: str, tmp_path: Path) -
         BackboneError, match=r"needs torchvision, which cannot be imported here. Install the torchvision"
     ):
         PictureProcessor(ModelConfig(id=str(tmp_path)), config, ImageConfig()).kept([], "row 1")
+
+
+class Unasked:
+    """A processor that nobody may ask anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked, and no row has a picture")
+
+
+def test_a_run_over_text_alone_does_not_ask_its_processor(section: ModelConfig) -> None:
+    """What a processor says may need files that are not there, which matters where there are pictures."""
+    config = RunConfig.model_validate({"recipe": "sft", "model": section, "data": {"train": "starter/gsm8k"}})
+    tokenizer, processor = backbones.tokenizer(section), cast("Any", Unasked())
+    found = encoder_of_run(config, backbones.hub_config(section), tokenizer, processor=processor)
+    assert isinstance(found, ChatEncoder) and found.processor is processor
 
 
 def test_a_processor_whose_marks_are_not_the_models_is_refused(section: ModelConfig, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch, Row
@@ -13,11 +13,13 @@ from workbench.data.text.encoder_decoder import Seq2SeqEncoder
 from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.data.text.media import MediaProcessor
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.transcripts import SoundProcessor, TranscriptEncoder
+from workbench.data.text.transcripts import TranscriptEncoder
 from workbench.errors import BackboneError, ConfigError, WorkbenchError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from workbench.data.text.transcripts import SoundProcessor
 
 
 OwnEncoder = ChatEncoder | MlmEncoder | TranscriptEncoder
@@ -126,8 +128,8 @@ def encoder_of_run(
     processor: MediaProcessor | str | None = None,
 ) -> OwnEncoder:
     """The row encoder of a run, also over recordings; see `row_encoder`."""
-    if isinstance(processor, SoundProcessor):
-        return TranscriptEncoder(tokenizer, processor)
+    if config.reads_sound:
+        return TranscriptEncoder(tokenizer, cast("SoundProcessor", processor))
     return row_encoder(config, hub, tokenizer, template=template, processor=processor)
 
 

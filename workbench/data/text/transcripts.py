@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.config import DataConfig
 from workbench.config.sections.audio_config import AudioConfig
@@ -39,7 +39,6 @@ def time_token(seconds: float) -> str:
     return f"<|{round(seconds / STEP) * STEP:.2f}|>"
 
 
-@runtime_checkable
 class SoundProcessor(MediaProcessor, Protocol):
     """Reads the recordings of rows as a backbone's feature extractor does."""
 
