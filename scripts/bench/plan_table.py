@@ -33,6 +33,8 @@ METHODS = {
     "all weights": ["adapter={method: full}"],
 }
 """Words beside the model; precisions and layouts of the first and the last are chosen."""
+FEW = {"sft/vision-language": ["data.limit=64", "data.held_out=0.25", "data.max_tokens=1024"]}
+"""What a recipe's plan needs of its rows."""
 MODELS, CARDS = ("8b", "32b", "70b"), ("4090", "h100", "8xh100")
 HEADER = ["model", "cards", "method", "fits", "way", "GB a card", "longest row", "tokens a second", "planned in s"]
 
@@ -56,11 +58,12 @@ def main() -> None:
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for shape in arguments.models:
-            kind = random_vision_language if shape in random_vision_language.SHAPES else random_llama
-            kind.configuration(shape, Path(folder) / shape)
+            sees = shape in random_vision_language.SHAPES
+            (random_vision_language if sees else random_llama).configuration(shape, Path(folder) / shape)
+            recipe = "sft/vision-language" if sees else "sft/chat"
             for where in map(Where.of, arguments.cards):
                 for method in arguments.methods:
-                    facts = planned(str(Path(folder) / shape), where, METHODS[method])
+                    facts = planned(str(Path(folder) / shape), where, METHODS[method], recipe=recipe)
                     told = f"{where.many} x {where.name}" if where.many > 1 else where.name
                     found.append({"model": shape, "cards": told, "method": method, **facts})
                     rows.append([shape, told, method, *_cells(facts)])
@@ -69,16 +72,14 @@ def main() -> None:
     measuring.write_report(arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft")), found=found)
 
 
-def planned(model: str, where: Where, words: list[str]) -> dict[str, Any]:
-    """What a plan says of a model on these cards."""
-    sees = Path(model).name in random_vision_language.SHAPES
-    own, recipe = [f"model.id={model}", *words], "sft/vision-language" if sees else "sft/chat"
-    own += ["data.limit=64", "data.held_out=0.25", "data.max_tokens=1024"] * sees
+def planned(model: str, where: Where, words: list[str], *, recipe: str = "sft/chat") -> dict[str, Any]:
+    """What a plan says of a model on these cards, over the rows of a shipped recipe."""
+    own = [f"model.id={model}", *words, *FEW.get(recipe, [])]
     began = time.process_time()
     choice = plans.solve(recipe, own, devices=where.many, device=where.name)
     plan, took = choice.plan, time.process_time() - began
     longest = limit = None
-    if where.many == 1 and not plan.distributed.sharded and not sees:
+    if where.many == 1 and not plan.distributed.sharded and recipe == "sft/chat":
         memory = cards.find(where.name).memory
         stored = load("sft/chat", own).model_copy(update={"model": choice.config.model})
         found = plans.longest_row(stored, memory=memory, elsewhere=True)

@@ -1,8 +1,8 @@
 """Cards that a plan may be for, by name: what each holds, computes and sends.
 
 Products are dense, of halves with sums in float32, and of float32 without TF32. From the makers' data sheets: NVIDIA's
-of T4, L4, A10, L40S, A100, H100, H200 and B200, its white papers on Ampere GA102 (3090), Ada (4090) and Blackwell
-(5090), and AMD's of MI300X. Memory is what the driver reports.
+of T4, L4, A10, L40S, A100, H100, H200 and B200, its white papers on Ampere GA102 (3090), Ada (4090, and by its cores
+and clock the 4060) and Blackwell (5090), and AMD's of MI300X. Memory is what the driver reports.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ CARDS = {
     card.name: card
     for card in (
         _card("t4", 15_360, 65, 8.1, 320, 32, packs=False, bfloat16=False),
+        _card("4060", 8_188, 30.2, 15.1, 272, 32),
         _card("l4", 23_034, 121, 30.3, 300, 64),
         _card("a10", 23_028, 125, 31.2, 600, 64),
         _card("3090", 24_576, 71, 35.6, 936, 64),
