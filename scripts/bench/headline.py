@@ -93,26 +93,27 @@ def main() -> None:
     for name in arguments.only:
         known[name] = measured(COMPARISONS[name])
         found = {each: known[each] for each in COMPARISONS if each in known}
-        write(record, measuring.machine("cpu", ("torch", "transformers", "peft")), found)
+        write(record, found)
         print(table({name: found[name]}).splitlines()[-1], flush=True)
 
 
-def write(record: Path, machine: str, found: dict[str, dict[str, Any]]) -> None:
+def write(record: Path, found: dict[str, dict[str, Any]]) -> None:
     """Write the record, and the page beside it."""
-    record.write_text(json.dumps({"machine": machine, "found": found}, indent=1) + "\n", encoding="utf-8")
-    page = f"# Figures against other tools\n\n{table(found)}\n\n{_conditions(machine, found)}\n"
+    record.write_text(json.dumps({"found": found}, indent=1) + "\n", encoding="utf-8")
+    told = "\n".join(f"- {line}" for line in conditions(found))
+    page = f"# Figures against other tools\n\n{table(found)}\n\nOne thread a process, processor time:\n\n{told}\n"
     record.with_suffix(".md").write_text(page, encoding="utf-8")
 
 
-def _conditions(machine: str, found: dict[str, dict[str, Any]]) -> str:
-    """When and where, in words."""
-    days = sorted({each["date"] for each in found.values()})
-    loads = [load for each in found.values() for load in each["load"]]
-    minutes = sum(each["wall_s"] for each in found.values()) / 60
-    return (
-        f"{' to '.join(sorted({days[0], days[-1]}))}, {machine}: one thread a process, processor time, "
-        f"{minutes:.0f} minutes at a load of {min(loads):.0f} to {max(loads):.0f}."
-    )
+def conditions(found: dict[str, dict[str, Any]]) -> list[str]:
+    """When and where, a sentence for each machine and day, with the words of `--only`."""
+    lines = []
+    for when, machine in dict.fromkeys((each["date"], each["machine"]) for each in found.values()):
+        own = {name: each for name, each in found.items() if (each["date"], each["machine"]) == (when, machine)}
+        minutes, loads = sum(each["wall_s"] for each in own.values()) / 60, [each["load"] for each in own.values()]
+        load = f"{minutes:.0f} minutes at a load of {min(map(min, loads)):.0f} to {max(map(max, loads)):.0f}"
+        lines.append(f"{', '.join(f'`{name}`' for name in own)}: {when}, {machine}, {load}.")
+    return lines
 
 
 def measured(comparison: Comparison) -> dict[str, Any]:
@@ -129,6 +130,7 @@ def measured(comparison: Comparison) -> dict[str, Any]:
         "title": comparison.title,
         "script": comparison.command[0],
         "figures": figures,
+        "machine": measuring.machine("cpu", ("torch", "transformers", "peft")),
         "date": time.strftime("%Y-%m-%d"),
         "wall_s": time.monotonic() - began,
         "load": [*load, os.getloadavg()[0]],

@@ -239,7 +239,7 @@ def recipe(model: str, card: str, cells: list[str]) -> str:
     file = "my.csv" if base == "sft/speech" else "my.jsonl"
     lines = [
         f"workbench run models/{recipe_name(model, card)} data.train={file}",
-        f"{size} GB of a {card} and {rate} tokens a second, by a plan of {date} with the rows of {base}; not run there.",
+        f"{size} GB of a {card}, {rate} tokens a second, by a plan of {date} with the rows of {base}; not run there.",
     ]
     lines += [f"Its longest row has {longest} tokens."] * bool(longest)
     schema = f"{recipes.FOR_EDITORS}../recipe.schema.json"

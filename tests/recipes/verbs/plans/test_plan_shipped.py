@@ -13,8 +13,8 @@ from workbench.planning import step_time
 from workbench.recipes.load import load
 from workbench.recipes.verbs.plans.plan import solve
 
-CONFIGS = Path(recipes.__file__).parent / "configs"
-SHIPPED = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml"))
+SHIPPED = [name for name in recipes.shipped() if not name.startswith("models/")]
+"""Those of models are made by plans, and name backbones of the hub."""
 REFUSED = ("rounds/quickstart", "distill/ensemble", "distill/pictures", "distill/peers")
 """What a plan does not know."""
 MARKS = {
