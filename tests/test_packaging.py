@@ -111,10 +111,6 @@ def test_the_top_of_the_package_is_short() -> None:
     assert sum(path.is_file() for path in names) <= 5
 
 
-def test_the_readme_is_a_page() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
-
-
 @pytest.mark.slow
 def test_the_wheel_has_one_top_level_name_and_the_files_that_are_needed(tmp_path: Path) -> None:
     subprocess.run(

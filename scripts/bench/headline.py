@@ -44,9 +44,9 @@ class Comparison(NamedTuple):
 
 def _sft(peer: str) -> Comparison:
     words = ["sft.py", "--peer", peer, "--steps", "4", "--clock", "processor"]
-    told = "its defaults" if peer == "default" else "tuned for a CPU"
+    told = "by default" if peer == "default" else "tuned for a CPU"
     return Comparison(
-        f"LoRA on a 100 M Llama, 4 steps on GSM8K, against TRL {version('trl')}, {told}",
+        f"LoRA on a 100 M Llama, against TRL {version('trl')} {told}",
         words,
         {
             "times the tokens/s": lambda report: report["ratios"]["tokens_per_second"],
@@ -61,22 +61,22 @@ COMPARISONS = {
     "sft": _sft("default"),
     "sft-tuned": _sft("best"),
     "folds": Comparison(
-        "five folds of 400 questions in one bank against five runs of transformers' Trainer",
+        "five folds in one bank, against five runs of transformers' Trainer",
         [*_FOLDS, f"--model={MINILM}", "--against", "Trainer"],
         {"times the time": lambda report: report["ratios"]["cpu_s"]["Trainer"]},
     ),
     "search": Comparison(
-        f"the best of 16 settings by halving against Optuna {version('optuna')}, a process for each, which prunes",
+        f"the best of 16 settings by halving, against Optuna {version('optuna')}'s pruning",
         ["search.py", "optuna", "--trials", "16", "--steps", "128", "--rungs", "5"],
         {"times the time": lambda report: report["ratio"]},
     ),
     "embed": Comparison(
-        f"sentence embeddings of classes against sentence-transformers {version('sentence-transformers')}, a step",
+        f"a step of embeddings, against sentence-transformers {version('sentence-transformers')}",
         [*_EMBED, f"--model={MINILM}", "--rows", "640", "--test-rows", "400"],
         {"times the speed": lambda report: report["ratios"]["ours auto"]},
     ),
     "grpo": Comparison(
-        f"rewards of 3,264 answers a step against TRL {version('trl')}'s GRPO, a step",
+        f"a step of 3,264 sampled answers, against TRL {version('trl')}'s GRPO",
         ["reinforce.py", "--steps", "4", "--seeds", "0"],
         {"times the speed": lambda report: report["ratio"]},
     ),

@@ -26,7 +26,8 @@ def _figures() -> list[tuple[str, str]]:
 
 
 def test_it_is_short() -> None:
-    assert len(README.splitlines()) <= 150
+    lines = README.splitlines()
+    assert len(lines) <= 150 and [line for line in lines if len(line) > 120] == []
 
 
 def test_every_figure_stands_in_a_table_of_its_page() -> None:
@@ -47,6 +48,13 @@ def test_figures_against_other_tools_are_those_that_one_command_measured() -> No
         assert (title, by) == (each["title"], f"`{each['script']}`")
         ratios = [f"{of_medians:.2f} {unit}" for unit, (of_medians, _, _) in each["figures"].items()]
         assert measured == ", ".join(ratios)
+
+
+def test_what_fits_which_card_is_of_the_page_that_plans_wrote() -> None:
+    section = README.partition("## What fits which card\n")[2].partition("\n## ")[0]
+    header, _, *rows = [line for line in section.splitlines() if line.startswith("|")]
+    page = (ROOT / "recipes" / "models.md").read_text().splitlines()
+    assert header in page and len(rows) >= 5 and set(rows) <= set(page)
 
 
 def test_torch_for_cpus_is_of_the_version_that_is_pinned() -> None:
