@@ -40,6 +40,16 @@ CARDS = ("4090", "l40s", "h100")
 """Cards of 24, 48 and 80 GB."""
 SMALL = ("4060", "t4", *CARDS)
 """With those of 8 and 16 GB."""
+FIRST = ("train.epochs=1", "evaluate.answers=32", "evaluate.max_new_tokens=128")
+OWN = {
+    "sft/chat": ("data.train=my.jsonl", ()),
+    "sft/vision-language": ("data.train=my.jsonl image.folder=my/", ("data.max_tokens=1024", *FIRST)),
+    "sft/speech": (
+        "data.train=my.csv audio.folder=my/ 'data.columns={text: transcript}'",
+        ("audio.augment.speed=0.1", *FIRST),
+    ),
+}
+"""What a user writes in place of the shipped rows of a recipe, and what it has for models that are not shipped."""
 LITGPT = "litgpt's configurations"
 DEFAULTS = "defaults of transformers 5.23"
 OPENAI = "sherpa-onnx's table of them"
@@ -235,10 +245,10 @@ def recipe(model: str, card: str, cells: list[str]) -> str:
         else:
             words.append("train.offload_activations=true")
     base = MODELS[model].recipe
-    values = load(base, words).model_dump(mode="json", exclude_unset=True)
-    file = "my.csv" if base == "sft/speech" else "my.jsonl"
+    rows, own = OWN[base]
+    values = load(base, [*words, *own]).model_dump(mode="json", exclude_unset=True)
     lines = [
-        f"workbench run models/{recipe_name(model, card)} data.train={file}",
+        f"workbench run models/{recipe_name(model, card)} {rows}",
         f"{size} GB of a {card}, {rate} tokens a second, by a plan of {date} with the rows of {base}; not run there.",
     ]
     lines += [f"Its longest row has {longest} tokens."] * bool(longest)
