@@ -247,11 +247,11 @@ def recipe(model: str, card: str, cells: list[str]) -> str:
     base = MODELS[model].recipe
     rows, own = OWN[base]
     values = load(base, [*words, *own]).model_dump(mode="json", exclude_unset=True)
+    upto = f", rows of up to {longest} tokens" if longest else ""
     lines = [
         f"workbench run models/{recipe_name(model, card)} {rows}",
-        f"{size} GB of a {card}, {rate} tokens a second, by a plan of {date} with the rows of {base}; not run there.",
+        f"By a plan of {date}: {size} GB, {rate} tokens a second{upto}. Not run on a {card}.",
     ]
-    lines += [f"Its longest row has {longest} tokens."] * bool(longest)
     schema = f"{recipes.FOR_EDITORS}../recipe.schema.json"
     return "\n".join([*(f"# {line}" for line in lines), schema, dump_yaml(values)])
 
