@@ -123,7 +123,7 @@ MODELS = {
         "gemma4", "random_vision_language.py", recipe="sft/vision-language", sees="gemma-4-e4b"
     ),
     "mistralai/Mistral-7B-v0.3": Published(
-        "mistral", LITGPT, _of(32, 4096, 32, 8, 14_336, 32_768, max_position_embeddings=32_768)
+        "mistral", LITGPT, _of(32, 4096, 32, 8, 14_336, 32_768, max_position_embeddings=32_768, sliding_window=None)
     ),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": Published(
         "qwen2", f"{LITGPT} (Qwen2.5-Math-7B)", _of(28, 3584, 28, 4, 18_944, 152_064, max_position_embeddings=131_072)
