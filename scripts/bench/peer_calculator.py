@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import measuring
 import torch
 from datasets import load_dataset
 from peer_grpo import Curve
@@ -81,7 +82,7 @@ def main(out: str, steps: str, seed: str = "0") -> None:
             epsilon_high=0.28,
             temperature=TEMPERATURE,
             seed=int(seed),
-            bf16=True,
+            bf16=measuring.has_bfloat16_units(),
             gradient_checkpointing=False,
             use_cpu=True,
             disable_tqdm=True,

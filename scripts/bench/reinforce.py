@@ -6,7 +6,8 @@
 
 The sums of `reinforce/quickstart` by the starter, all of its weights, from the same warm-up (recipe sft, some steps):
 102 prompts x 32 answers of at most 4 tokens, two steps on each, GRPO's advantages and normalisation, AdamW with the
-same rate and clipping. Both compute in bfloat16 with float32 values to train. Each run is a process of its own with one
+same rate and clipping. Both compute in bfloat16 with float32 values to train, or in float32 where the processor has no
+units for it. Each run is a process of its own with one
 thread, ours and theirs at the same time. The random numbers differ, and so do the orders of the prompts: three seeds
 are three curves, not one. Seconds are those of training by the clock, and of its process; a busy machine changes the
 former.
@@ -113,7 +114,7 @@ def _theirs(folder: Path, seed: int, steps: int, seconds: float) -> list[dict[st
         "epsilon_high": 0.28,
         "temperature": TEMPERATURE,
         "seed": seed,
-        "bf16": True,
+        "bf16": measuring.has_bfloat16_units(),  # what ours chooses by itself
         "gradient_checkpointing": False,
         "use_cpu": True,
         "disable_tqdm": True,
