@@ -61,7 +61,7 @@ COMPARISONS = {
     "sft": _sft("default"),
     "sft-tuned": _sft("best"),
     "folds": Comparison(
-        "five folds in one bank, against five runs of transformers' Trainer",
+        "five folds in one bank, against five runs of a Trainer",
         [*_FOLDS, f"--model={MINILM}", "--against", "Trainer"],
         {"times the time": lambda report: report["ratios"]["cpu_s"]["Trainer"]},
     ),
