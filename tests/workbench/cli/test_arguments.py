@@ -23,7 +23,7 @@ def test_every_shipped_recipe_and_what_is_on_the_way_to_a_file(tmp_path: Path, m
         (tmp_path / name).touch()
     assert arguments.complete_recipes("sft/q") == ["sft/qlora", "sft/quickstart"]
     assert arguments.complete_recipes("sft/o") == ["sft/other.yml"]
-    assert arguments.complete_recipes("m") == ["mlm/quickstart", "mine.yaml"]
+    assert arguments.complete_recipes("ml") == ["mlm/quickstart"] and arguments.complete_recipes("mi") == ["mine.yaml"]
     assert arguments.complete_recipes(f"{tmp_path}/") == [f"{tmp_path}/mine.yaml", f"{tmp_path}/sft/"]
     assert arguments.complete_recipes("gone/") == []
     assert arguments.complete_runs("s") == ["sft/"], "a file is no run"
