@@ -35,6 +35,8 @@ METHODS = {
 """Words beside the model; precisions and layouts of the first and the last are chosen."""
 FEW = {"sft/vision-language": ["data.limit=64", "data.held_out=0.25", "data.max_tokens=1024"]}
 """What a recipe's plan needs of its rows."""
+WAITING = "inputs of blocks to cpu"
+"""Of `train.offload_activations`, in words."""
 MODELS, CARDS = ("8b", "32b", "70b"), ("4090", "h100", "8xh100")
 HEADER = ["model", "cards", "method", "fits", "way", "GB a card", "longest row", "tokens a second", "planned in s"]
 
@@ -101,7 +103,7 @@ def _way(plan: Plan) -> str:
     """How it is carried out, in words."""
     share = "" if plan.checkpointing is True else f"={plan.checkpointing}"
     recomputed = [f"checkpointing{share}"] * (plan.checkpointing is not False)
-    waiting = ["inputs of blocks to cpu"] if plan.offloaded else []
+    waiting = [WAITING] if plan.offloaded else []
     return ", ".join([plan.weights, *recomputed, *waiting, *([plan.distributed.words] * plan.distributed.sharded)])
 
 

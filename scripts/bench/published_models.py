@@ -20,9 +20,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import measuring
+import plan_table
 import random_vision_language
 import torch
-from plan_table import Where, planned
+from plan_table import Where
 from transformers import CONFIG_MAPPING, AutoTokenizer, GenerationConfig, WhisperFeatureExtractor
 
 from workbench import recipes
@@ -235,14 +236,19 @@ def recipe_name(model: str, card: str) -> str:
 
 
 def recipe(model: str, card: str, cells: list[str]) -> str:
-    """A recipe as its row of the page says: the one that it begins with, over this model, in the planned way."""
+    """A recipe as its row of the page says: the one that it begins with, over this model, in the planned way.
+
+    How devices share a run, and what waits on the host, is left to the run, which plans it for the devices that it has.
+    """
     way, size, longest, rate, date = cells
-    weights, *savings = way.partition(" (")[0].split(", ")
+    ways, _, host = way.partition(" (")
+    needs = f"{size} GB ({host}" if host else f"{size} GB"
+    weights, *savings = ways.split(", ")
     words = [f"model.id={model}", f"model.weights={weights}", f"train.learning_rate={RATE}"]
     for saving in savings:
         if saving.startswith("checkpointing"):
             words.append(f"train.checkpointing={saving.partition('=')[2] or 'true'}")
-        else:
+        elif saving == plan_table.WAITING:
             words.append("train.offload_activations=true")
     base = MODELS[model].recipe
     rows, own = OWN[base]
@@ -250,7 +256,7 @@ def recipe(model: str, card: str, cells: list[str]) -> str:
     upto = f", rows of up to {longest} tokens" if longest else ""
     lines = [
         f"workbench run models/{recipe_name(model, card)} {rows}",
-        f"By a plan of {date}: {size} GB, {rate} tokens a second{upto}. Not run on a {card}.",
+        f"By a plan of {date}: {needs}, {rate} tokens a second{upto}. Not run on this card.",
     ]
     schema = f"{recipes.FOR_EDITORS}../recipe.schema.json"
     return "\n".join([*(f"# {line}" for line in lines), schema, dump_yaml(values)])
@@ -258,7 +264,7 @@ def recipe(model: str, card: str, cells: list[str]) -> str:
 
 def _planned(model: str, recipe: str, card: str) -> dict[str, Any]:
     try:
-        return planned(model, Where.of(card), [], recipe=recipe)
+        return plan_table.planned(model, Where.of(card), [], recipe=recipe)
     except WorkbenchError as error:
         return {"fits": False, "refused": str(error)}
 

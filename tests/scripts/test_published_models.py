@@ -46,6 +46,15 @@ def test_the_recipes_are_those_of_the_page(tmp_path: Path) -> None:
     assert {load(f"models/{Path(name).stem}").recipe for name in written} == {"sft"}
 
 
+def test_a_recipe_says_what_waits_on_the_host_and_leaves_the_layout_to_the_run() -> None:
+    for (model, card), (way, *_) in read_page().items():
+        name = f"models/{recipe_name(model, card)}"
+        config, head = load(name), (RECIPES / f"{Path(name).name}.yaml").read_text().partition("recipe:")[0]
+        assert (config.train.offload_activations is True) == ("inputs of blocks to cpu" in way), name
+        assert not config.distributed.sharded, name
+        assert way.partition("(")[2].strip(")") in head
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in MODELS if re.search(r"-[\d.]+[bB]", name)])
 def test_a_shape_has_as_many_parameters_as_its_name_says(tmp_path: Path, name: str) -> None:
