@@ -168,8 +168,8 @@ def write_config(name: str, folder: Path, *, tiny: bool = False) -> None:
     if published.sees:
         return random_vision_language.configuration(published.sees, folder)
     if tiny:
-        small = _of(4, 64, 4, 2, 64, 8192) | {"head_dim": 16, "layer_types": None}
-        small |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+        small = _of(4, 64, 4, 2, 64, 8192) | {"head_dim": 16, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+        small |= {"layer_types": None} if hasattr(CONFIG_MAPPING[family](), "layer_types") else {}
         values = {**values, **small} | {key: 8 for key in ("num_experts", "num_local_experts") if key in values}
     config = CONFIG_MAPPING[family](**values)
     config.dtype = torch.float32 if tiny else torch.bfloat16
