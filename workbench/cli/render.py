@@ -5,6 +5,7 @@ Imports nothing heavy at the top: `workbench ls` and `workbench explain` answer 
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import textwrap
@@ -21,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.errors import ConfigError
+from workbench.schema import did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 OUT = Console(highlight=False, soft_wrap=False)
 
+MANY = 10
+"""Recipes of a group beyond which `ls` shows the group alone."""
 FARTHEST = 8
 """Members of a search that are shown."""
 TOLD = 2**30
@@ -566,25 +570,48 @@ def learning_rates(tried: Tried) -> None:
 
 
 def listing(what: str, folder: Path) -> None:
-    """Print the shipped recipes, or the runs of a folder."""
-    from workbench.recipes import CONFIGS, FOR_EDITORS, shipped
+    """Print the shipped recipes or those of one group, such as `sft`, or the runs of a folder."""
+    from workbench.recipes import shipped
     from workbench.runs.files import read_json
 
+    groups: dict[str, list[str]] = {}
+    for name in shipped():
+        groups.setdefault(name.partition("/")[0], []).append(name)
     if what == "recipes":
-        listed = Table("recipe", "what it says of itself")
-        for name in shipped():
-            lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-            comments = [line for line in lines if line.startswith("#") and not line.startswith(FOR_EDITORS)]
-            listed.add_row(name, Text("\n".join(line.lstrip("# ") for line in comments)))
+        for group, names in groups.items():
+            if len(names) > MANY:
+                some = ", ".join(names[:: len(names) // 2])
+                _recipe(f"workbench ls {group}", f"{len(names)} recipes, such as {some}.")
+            else:
+                _recipes(names)
+    elif what in groups:
+        _recipes(groups[what])
     elif what == "runs":
         listed = Table("run", "status", "held-out loss before", "after")
         for path in sorted(folder.glob("*/manifest.json")):
             run_scores = read_json(path.parent / "scores.json")
             losses = (f"{run_scores[when]['loss']:.4f}" if when in run_scores else "" for when in ("before", "after"))
             listed.add_row(Text(str(path.parent)), read_json(path).get("status", ""), *losses)
+        OUT.print(listed)
     else:
-        raise ConfigError(f"ls {what}: expected recipes, adapters or runs.")
-    OUT.print(listed)
+        meant = did_you_mean(what, [*groups, "recipes", "adapters", "runs"])
+        raise ConfigError(f"ls {what}: expected recipes, a group of them such as sft, adapters or runs.{meant}")
+
+
+def _recipes(names: Iterable[str]) -> None:
+    """Of each recipe its command, and what else its first comments say."""
+    from workbench.recipes import CONFIGS, FOR_EDITORS
+
+    for name in names:
+        lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+        head = itertools.takewhile(lambda line: line.startswith("#") and not line.startswith(FOR_EDITORS), lines)
+        command, *said = (line.lstrip("# ") for line in head)
+        _recipe(command, " ".join(said))
+
+
+def _recipe(command: str, said: str) -> None:
+    OUT.print(Text(command, style="bold"), soft_wrap=True)
+    _lines(textwrap.fill(said, OUT.width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
 
 
 def methods(known: SizeTable) -> None:

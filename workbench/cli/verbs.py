@@ -825,7 +825,7 @@ def compare(
 
 @app.command(rich_help_panel=Groups.LEARN)
 def ls(
-    what: Annotated[str, typer.Argument(help="recipes, adapters or runs.")] = "recipes",
+    what: Annotated[str, typer.Argument(help="recipes, a group of them such as sft, adapters or runs.")] = "recipes",
     overrides: Annotated[list[str] | None, typer.Argument(help="For adapters: key=value.", show_default=False)] = None,
     folder: Annotated[Path, typer.Option(help="Where runs stand.")] = _RUNS,
     json: Annotated[bool, typer.Option("--json", help="For adapters: one JSON object.")] = False,

@@ -155,14 +155,21 @@ def test_comparison_puts_runs_side_by_side(trained: Path, tmp_path: Path, capsys
     assert f"Plots: {tmp_path / 'page.html'}" in text and (tmp_path / "page.html").stat().st_size > 10_000
 
 
-def test_the_list_of_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_of_recipes_has_each_command_or_a_group_that_lists_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     render.listing("recipes", tmp_path)
-    text = capsys.readouterr().out
-    for name in shipped():
-        assert f"workbench run {name}" in " ".join(_cells(text, name))
-    assert "schema" not in text
-    with pytest.raises(ConfigError, match="ls cheese: expected recipes, adapters or runs"):
-        render.listing("cheese", tmp_path)
+    listed = capsys.readouterr().out
+    groups = set(re.findall(r"^workbench ls (\S+)$", listed, re.M))
+    assert groups == {"models"} and len(listed.splitlines()) < 150
+    for group in groups:
+        render.listing(group, tmp_path)
+    listed += capsys.readouterr().out
+    assert set(re.findall(r"^workbench run (\S+)", listed, re.M)) == {*shipped()}, "whole names, to copy"
+    said = [line for line in listed.splitlines() if line.startswith(" ")]
+    assert "schema" not in listed and max(map(len, said)) <= render.OUT.width
+    with pytest.raises(ConfigError, match=r"ls modles: expected recipes, a group .* Did you mean `models`"):
+        render.listing("modles", tmp_path)
 
 
 SURVEY = SizeTable(
