@@ -160,6 +160,8 @@ def test_a_dropped_file_shows_what_it_holds(page: Any, folder: Path, tmp_path: P
         assert "It is number" in page.inner_text("mark >> nth=0")
         assert "own-rows.jsonl" in page.inner_text(".command >> nth=0")
         assert "rows" in page.inner_text(".stay pre:has-text('longest')")
+        groups = page.eval_on_selector_all("#recipe optgroup", "groups => groups.map(({ label }) => label)")
+        assert {"sft", "crossval", "models"} <= {*groups}
 
 
 def test_hostile_rows_are_text(chromium: Any, page: Any, folder: Path) -> None:

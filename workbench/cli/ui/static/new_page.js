@@ -15,8 +15,13 @@ export async function newPage(wanted) {
   let looking = null;
   let timer = 0;
 
+  const groups = new Map();
+  for (const name of names) {
+    const group = /\.ya?ml$/.test(name) ? "this folder" : name.split("/")[0];
+    groups.set(group, [...(groups.get(group) ?? []), h("option", { value: name }, name)]);
+  }
   const choice = h("select", { id: "recipe", onchange: (event) => load(event.target.value) },
-    names.map((name) => h("option", { value: name }, name)));
+    [...groups].map(([label, options]) => h("optgroup", { label }, options)));
   const about = h("details", {}, h("summary", {}, "The recipe"), h("pre", { class: "card", tabindex: "0" }));
   const run = h("input", { id: "run-name", oninput: command });
   const search = h("input", { type: "search", id: "search", placeholder: "rank, packing, freeze", oninput: () => build() });
