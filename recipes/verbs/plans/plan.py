@@ -300,7 +300,7 @@ def _of_device(
         recomputable=not activation_checkpointing.refusal(config, parts.backbone.model),
         by_block=activation_checkpointing.by_block(config, parts.backbone.model),
         devices=devices,
-        distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
+        distributed=config.distributed.settled,
     )
 
 

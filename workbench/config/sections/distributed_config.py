@@ -133,6 +133,11 @@ class DistributedConfig(Section):
         return DistributedConfig(zero=0, sequence=self.sequence, tensor=self.tensor, pipeline=self.pipeline)
 
     @property
+    def settled(self) -> DistributedConfig:
+        """The same where each device holds all, if that is left to choose."""
+        return self.model_copy(update={"zero": 0}) if self.zero == "auto" else self
+
+    @property
     def sharded(self) -> bool:
         """Whether devices hold shares of what trains; not before `auto` is decided."""
         return self.zero not in ("auto", 0) or self.deepspeed is not None

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from workbench.config import RunConfig
+from workbench.planning import sharded_memory
+from workbench.recipes.load import load
 from workbench.recipes.verbs.plans import plan
 
 
@@ -34,3 +36,11 @@ def test_of_a_run_that_a_clock_ends_a_plan_says_what_it_counts(
 @pytest.mark.parametrize("sections", [{"train": {"steps": 500}}, {"budget": {"tokens": 10_000}}])
 def test_others_end_where_the_plan_does(sections: dict[str, Any]) -> None:
     assert not list(plan.clock(config(**sections)))
+
+
+def test_where_the_layout_is_left_to_choose_gradients_stay_compressed() -> None:
+    words = ["data.limit=20", "data.held_out=0.2", "train.steps=2", "distributed.compression.gradients=powersgd"]
+    planned = plan.plan(load("sft/quickstart", words), devices=2)
+    assert sharded_memory.WAITING in planned.at_peak and planned.distributed.words == "each device holds all"
+    sharded = config(distributed={"zero": 2}).distributed
+    assert sharded.settled is sharded
