@@ -111,11 +111,11 @@ class ActivatedUpdate(ALoraLinearVariant):
 
 
 class InInputPrecision:
-    """Mixed into a layer of PEFT, which then multiplies in the precision of its inputs and returns outputs in it."""
+    """Mixed into a layer of PEFT, which then multiplies in the halves of its inputs and returns outputs in them."""
 
     def forward(self, x: Tensor) -> Tensor:
         inner: Any = super()
-        if x.dtype == torch.float32:
+        if x.dtype not in (torch.bfloat16, torch.float16):
             whole: Tensor = inner.forward(x)
             return whole
         with torch.autocast(x.device.type, x.dtype):
