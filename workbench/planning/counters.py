@@ -186,10 +186,10 @@ class LiveBytes(DispatchMode):
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = self.computed(func, args, kwargs)
-        new = [storage for storage in _storages(result, self._device, []) if storage._cdata not in self._known]
+        new = [storage for storage in storages(result, self._device, []) if storage._cdata not in self._known]
         if new:
             # Whatever else comes in was there before.
-            before = () if func in _BRINGING else _storages((*args, *kwargs.values()), self._device, [])
+            before = () if func in _BRINGING else storages((*args, *kwargs.values()), self._device, [])
             given = {storage._cdata for storage in before}
             for storage in new:
                 there = func in _MAPPED or storage._cdata in given
@@ -209,7 +209,7 @@ class LiveBytes(DispatchMode):
         self.now -= size
 
 
-def _storages(value: Any, device: str, listed: list[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
+def storages(value: Any, device: str, listed: list[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
     """`listed` with the storages of tensors in nested lists on such a device; of a sharded one its local shard."""
     if isinstance(value, Tensor):
         local = value.to_local() if isinstance(value, DTensor) else value
@@ -217,7 +217,7 @@ def _storages(value: Any, device: str, listed: list[torch.UntypedStorage]) -> li
             listed.append(local.untyped_storage())
     elif isinstance(value, (list, tuple)):
         for each in value:
-            _storages(each, device, listed)
+            storages(each, device, listed)
     return listed
 
 

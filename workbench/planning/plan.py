@@ -168,18 +168,24 @@ class Plan:
         """Bytes alive on a device at the peak of training, by what they are for."""
         if not self.distributed.sharded:
             held = self.held("last gradients").device
-            waiting = {name: size for name, size in held.items() if name == sharded_memory.WAITING}
-            peak_bytes = self.dry_run.at_peak | waiting  # gradients travel when activations are gone
-            if peak_bytes[ACTIVATIONS] >= (travels := held.get(sharded_memory.BUCKETS, 0)):
+            peak_bytes = self.dry_run.at_peak | self._kept
+            travels = held.get(sharded_memory.BUCKETS, 0)  # when activations are gone
+            if peak_bytes[ACTIVATIONS] >= travels - peak_bytes.get(sharded_memory.BUCKETS, 0):
                 return peak_bytes
             return {**peak_bytes, ACTIVATIONS: 0, GRADIENTS: held[GRADIENTS], sharded_memory.BUCKETS: travels}
         return max((held.device for held in self.timeline.values()), key=lambda sizes: sum(sizes.values()))
 
     @property
+    def _kept(self) -> dict[str, int]:
+        """What compressed gradients keep from step to step, where each device holds all."""
+        names, held = (sharded_memory.BUCKETS, sharded_memory.WAITING), self.held("forward").device
+        return {name: held[name] for name in names if name in held}
+
+    @property
     def evaluation(self) -> int:
         """The most that is alive on a device while the held-out loss is computed."""
         if not self.distributed.sharded:
-            return self.dry_run.evaluation + self.held("forward").device.get(sharded_memory.WAITING, 0)
+            return self.dry_run.evaluation + sum(self._kept.values())
         standing = sum(self.dry_run.at_peak.get(name, 0) for name in (WEIGHTS, MASTERS, OPTIMIZER))
         return self.dry_run.evaluation - standing + sum(self.held("forward").device.values())
 

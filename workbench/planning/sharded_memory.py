@@ -138,13 +138,15 @@ def _everything(contents: Contents, how: DistributedConfig, *, devices: int, mom
     held.put("none", OPTIMIZER, contents.optimizer * count)
     if moment != "forward":
         held.put("none", GRADIENTS, contents.gradient * count)
-    if moment == "last gradients" and devices // (how.tensor * how.pipeline) > 1:
-        held.put("none", BUCKETS, min(contents.gradient * count, how.bucket_bytes))
-    if (kind := how.compression.gradients) != "none" and devices > 1:
+    kind, together = how.compression.gradients, how.tensor * how.pipeline
+    if kind != "none" and devices > 1:
         held.put("none", BUCKETS, 4 * count)  # DDP keeps its own
         held.put("none", WAITING, 4 * count if kind == "powersgd" else 0)
-        if moment == "last gradients" and kind != "powersgd":
-            held.put("none", BUCKETS, 2 * count)  # what travels
+        if moment == "last gradients":
+            # DDP's copy; then one of what PowerSGD began with and what it leaves out anew, or halves that travel.
+            held.put("none", BUCKETS, (4 + (8 if kind == "powersgd" else 2)) * count)
+    elif moment == "last gradients" and devices // together > 1:
+        held.put("none", BUCKETS, min(contents.gradient * count, how.bucket_bytes))
     return held
 
 

@@ -36,12 +36,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import workbench
 from workbench.data.batching import Indices
 from workbench.models import backbones, weight_formats
-from workbench.planning.counters import LiveBytes, MemoryLedger
+from workbench.planning.counters import LiveBytes, MemoryLedger, storages
 from workbench.report import plots
 from workbench.runs import deadline, files
 from workbench.runs import ranks as rank_module
@@ -120,7 +121,13 @@ def counted() -> Iterator[list[int]]:
         ledger.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         raise _Counted
 
+    def waiting(*arguments: Any, reduce: Any = dist.all_reduce, **named: Any) -> Any:
+        if (work := reduce(*arguments, **named)) is not None:
+            work.wait()  # else what comes after it runs in a thread of gloo, which no mode sees
+        return work
+
     patches = (ZeroParameters, "adopt", adopting), (Trainer, "step", stepping), (Trainer, "work", working)
+    patches += ((dist, "all_reduce", waiting),)
     with ExitStack() as stack:
         for patched in patches:
             stack.enter_context(patch.object(*patched))
@@ -143,6 +150,9 @@ class Held(LiveBytes):
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = super().called(func, args, kwargs)
+        for storage in storages((result, *args, *kwargs.values()), "cpu", []):
+            if storage._cdata in self._made:
+                self._look(storage._cdata, storage)
         if self._at_most > self.most:  # all are looked at only where that may be the most
             for address, one in list(self._made.items()):
                 if (each := one()) is not None:  # one that a thread of gloo lets go of meanwhile is forgotten at once
@@ -155,8 +165,6 @@ class Held(LiveBytes):
         if address not in self._known and size:
             self._made[address] = weakref.ref(storage)
         super()._see(storage, size)
-        if address in self._made:
-            self._look(address, storage)
 
     def _look(self, address: int, storage: torch.UntypedStorage) -> None:
         change = storage.nbytes() - self._sizes.get(address, 0)
