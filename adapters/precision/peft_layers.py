@@ -111,7 +111,7 @@ class ActivatedUpdate(ALoraLinearVariant):
 
 
 class InInputPrecision:
-    """Mixed into a layer of PEFT, which then multiplies in the halves of its inputs and returns outputs in them."""
+    """Mixed into a layer of PEFT, which then computes in the half precision of its inputs, where they are in one."""
 
     def forward(self, x: Tensor) -> Tensor:
         inner: Any = super()
