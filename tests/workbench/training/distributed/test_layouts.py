@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import workbench
 from tests.conftest import Records, cells, record_cell
-from tests.matrix import FEW_TOKENS, LAYOUTS, MANY_TOKENS, METHOD_NAMES, WITH_DISK, layout_with_method
+from tests.matrix import EXAMPLE, FEW_TOKENS, LAYOUTS, MANY_TOKENS, METHOD_NAMES, WITH_DISK, layout_with_method
 from tests.workbench.training.distributed import layouts
 from workbench.adapters import METHODS as ADAPTERS
 from workbench.config.yaml_text import dump_yaml
@@ -50,7 +50,9 @@ OVER_CUT = {
     "packed experts": ["model.id={}/mixture", EXPERTS, "model.weights=nf4"],
     "packed frozen experts": ["model.id={}/mixture", f"adapter={METHODS['lora']}", "model.weights=nf4"],
     **{
-        f"packed {name}": [f"adapter={{method: {name}{SETTINGS.get(name, '')}}}", "model.weights=nf4"]
+        f"packed {name}": [
+            *[f"plugins=[{EXAMPLE}]", f"adapter={{method: {name}{SETTINGS.get(name, '')}}}", "model.weights=nf4"],
+        ]
         for name in PACKED
     },
 }
