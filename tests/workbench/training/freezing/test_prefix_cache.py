@@ -542,7 +542,7 @@ def test_a_line_that_moves_changes_nothing_either(policy: dict[str, Any], tmp_pa
 
 
 @pytest.mark.nightly(but=["static", "freezeout"])
-@pytest.mark.parametrize("policy", MOVING, ids=lambda policy: str(policy["policy"]))
+@pytest.mark.parametrize("policy", MOVING[:-1], ids=lambda policy: str(policy["policy"]))  # gradual has thawed by then
 def test_a_resumed_run_computes_what_was_kept_to_the_same_bits(
     policy: dict[str, Any], stories_model: PreTrainedModel, tmp_path: Path
 ) -> None:
