@@ -63,8 +63,8 @@ WAYS: dict[str, tuple[str, ...]] = {
         *("model.id={encoder}", "data.train={texts}", "data.max_tokens=200"),
     ),
     "a teacher of classes": (
-        *("recipe=distill", "of=classify", "distill={{teacher: {{id: {classifier}}}}}", "model.id={classifier}"),
-        "data.train={labelled}",
+        *("recipe=distill", "of=classify", "distill={{teacher: {{id: {classifier}}}, control: true}}"),
+        *("model.id={classifier}", "data.train={labelled}"),
     ),
     "peers": ("recipe=distill", "distill.peers=3", "adapter.dropout=0.3"),
 }
