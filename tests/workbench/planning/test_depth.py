@@ -36,9 +36,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"tie_word_embeddings": True},
     "qwen3_moe": {**EXPERTS, "mlp_only_layers": [0, 1]},
     "gemma2": {},
-    "gemma3_text": {"layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8, "num_hidden_layers": 48},
+    "gemma3_text": {"layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 16, "num_hidden_layers": 96},
     "gpt_oss": EXPERTS,
 }
+OF_KINDS = ("gemma3_text", "qwen3_moe")
 WAYS = {
     "lora": [],
     "full": ["adapter={method: full}"],
@@ -84,11 +85,14 @@ def both(monkeypatch: pytest.MonkeyPatch, model: str, *words: str) -> tuple[Plan
     return few, whole
 
 
-def require_same(few: Plan, whole: Plan) -> None:
+def require_same(few: Plan, whole: Plan, *, above: float = 1.0) -> None:
+    """`above`: what few blocks may say of bytes while blocks recompute, which FSDP2's plans alone ask, as a factor."""
+    recomputing = whole.dry_run.at_recomputing
+    assert recomputing <= few.dry_run.at_recomputing <= above * recomputing
     assert few.at_peak == whole.at_peak and few.evaluation == whole.evaluation
     assert few.size == whole.size and few.tokens_per_device == whole.tokens_per_device
     assert few.dry_run.flops_per_token == pytest.approx(whole.dry_run.flops_per_token, rel=1e-12)
-    for name in ("at_gradients", "at_recomputing", "offloaded", "micro_batches", "padded_tokens"):
+    for name in ("at_gradients", "offloaded", "micro_batches", "padded_tokens"):
         assert getattr(few.dry_run, name) == getattr(whole.dry_run, name), name
     for name in ("trained", "frozen", "blocks"):
         assert Counter(getattr(few.contents, name)) == Counter(getattr(whole.contents, name)), name
@@ -104,7 +108,9 @@ def require_same(few: Plan, whole: Plan) -> None:
 def test_few_blocks_say_what_all_take(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stories: str, family: str, way: str
 ) -> None:
-    require_same(*both(monkeypatch, folder(tmp_path, stories, family, **FAMILIES[family]), *WAYS[way]))
+    plans = both(monkeypatch, folder(tmp_path, stories, family, **FAMILIES[family]), *WAYS[way])
+    # Of blocks of several kinds others recompute in a deeper backbone.
+    require_same(*plans, above=1.15 if family in OF_KINDS and way == "a quarter recomputed" else 1.0)
 
 
 @pytest.mark.parametrize(
