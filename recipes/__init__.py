@@ -26,7 +26,8 @@ def find(recipe: str) -> Path:
     if path.suffix in (".yaml", ".yml"):
         return path
     if recipe not in shipped():
-        raise ConfigError(f"{recipe}: no such recipe.{did_you_mean(recipe, shipped())} A file's name ends in .yaml.")
+        meant = did_you_mean(recipe, shipped(), shown_by="workbench ls")
+        raise ConfigError(f"{recipe}: no such recipe.{meant} A recipe of your own is a file whose name ends in .yaml.")
     return CONFIGS / f"{recipe}.yaml"
 
 

@@ -239,15 +239,18 @@ def parse(section: type[SectionT], values: Mapping[str, Any], *, source: str) ->
     raise config_error
 
 
-def did_you_mean(word: str, known: Sequence[str], *, within: str = "") -> str:
+def did_you_mean(word: str, known: Sequence[str], *, within: str = "", shown_by: str = "") -> str:
     """' Did you mean `x`?' for the nearest known word, otherwise the known words.
 
     Args:
         within: The beginning of all of them, which makes none nearer.
+        shown_by: A command that shows them, to be named where they are too many for a sentence.
     """
     names = {each.removeprefix(within): each for each in known}
     near = difflib.get_close_matches(word.removeprefix(within), names, n=1, cutoff=0.6)
-    return f" Did you mean `{names[near[0]]}`?" if near else f" Known: {', '.join(sorted(known))}."
+    if near:
+        return f" Did you mean `{names[near[0]]}`?"
+    return f" `{shown_by}` shows what there is." if shown_by else f" Known: {', '.join(sorted(known))}."
 
 
 def explain(section: type[Section], values: Mapping[str, Any], error: ValidationError) -> list[tuple[str, str]]:

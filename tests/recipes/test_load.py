@@ -99,6 +99,7 @@ def test_a_configuration_is_taken_as_it_is(tmp_path: Path) -> None:
     [
         ("sft/quickstrat", "Did you mean `sft/quickstart`?"),
         ("quickstart", "no such recipe"),
+        ("rows.jsonl", "`workbench ls` shows what there is. A recipe of your own is a file"),
         ("missing.yaml", "no such file"),
     ],
 )

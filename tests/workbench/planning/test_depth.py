@@ -86,7 +86,7 @@ def both(monkeypatch: pytest.MonkeyPatch, model: str, *words: str) -> tuple[Plan
 
 
 def require_same(few: Plan, whole: Plan, *, above: float = 1.0) -> None:
-    """`above`: what few blocks may say of bytes while blocks recompute, which FSDP2's plans alone ask, as a factor."""
+    """`above`: bytes while blocks recompute, of the plan of few over the whole, at most; only FSDP2 reads them."""
     recomputing = whole.dry_run.at_recomputing
     assert recomputing <= few.dry_run.at_recomputing <= above * recomputing
     assert few.at_peak == whole.at_peak and few.evaluation == whole.evaluation
